@@ -112,7 +112,7 @@ def oracles(options: Options) -> Iterator[Tried]:
 
 
 def pipelines(options: Options) -> Iterator[dict[str, Any]]:
-    """Compare whole plans of example models with one device.
+    """Compare plans of example models in stages with one device.
 
     Each model runs some steps under every schedule, with several stages and micro-batches. Printed are what the plan
     says (idle share, transfers), and how far the results of the steps are from those of one device. The exit code is 1

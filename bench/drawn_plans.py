@@ -32,14 +32,14 @@ from rhino.ir.program.program import Program
 from rhino.passes.base import Remarks
 from rhino.passes.sharding.choose_shardings import ChooseShardings, predicted_stats, write_plan
 from rhino.passes.sharding.localize import localized_copy
-from rhino.passes.sharding.problem import Target, build_choice
+from rhino.passes.sharding.planning_pass import Target, build_choice
 from rhino.passes.textual_pipelines import build_pass_manager
 from rhino.runtime.executor.compare import Difference, differences, worst
 from rhino.runtime.executor.executable import Executable, Host, compile_module
 from rhino.runtime.executor.signature import Value
 from rhino.runtime.executor.steps import run_steps
 from rhino.strategies.choice.choice import Choice
-from rhino.strategies.choice.plan import ShardingPlan, make_plan
+from rhino.strategies.choice.sharding_plan import ShardingPlan, make_plan
 from rhino.strategies.cost.candidates import REPLICATE, State
 from rhino.strategies.cost.nodes import Node
 from rhino.strategies.solver.answer import Answer

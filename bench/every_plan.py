@@ -1,4 +1,4 @@
-"""What the search of whole plans chooses, against every plan of a small step, each made by itself.
+"""What autotuning chooses, against every plan of a small step, each made by itself.
 
 A plan is stages, the mesh of a rank (in one row, and of two axes in every order), micro-batches, schedule, and what is
 kept for the backward pass (all, half, nothing): each is made by `rhino-opt --auto-parallel` with all of it said,

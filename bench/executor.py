@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-import front_door
+import call_overhead
 import jax
 import numpy as np
 import one_stage
@@ -333,7 +333,7 @@ _DISPATCHES: Final = (option("--repeats", 100, "of each step"), option("--parts"
 QUESTIONS: Final = {
     "dispatch": Question(str(dispatches.__doc__), dispatches, _DISPATCH, _DISPATCHES, faults=_missed),
     "overlap": Question(str(overlaps.__doc__), overlaps, _OVERLAP, (option("--repeats", 5, "of each step"),)),
-    "calls": front_door.QUESTION,
+    "calls": call_overhead.QUESTION,
     "one-stage": one_stage.QUESTION,
 }
 

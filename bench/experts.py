@@ -183,9 +183,8 @@ def pins(case: Case, module: ir.Module, mesh: Mesh, roles: Sequence[str]) -> str
     for tensor in argument_tensors(entry_function(module.operation), "expert"):
         left = list(tensor.shape)
         dims: list[list[str]] = [[] for _ in left]
-        for (axis, size), role in reversed(
-            list(zip(mesh.axes, roles, strict=True))
-        ):  # ZeRO takes what models' axes leave
+        # ZeRO takes what models' axes leave
+        for (axis, size), role in reversed(list(zip(mesh.axes, roles, strict=True))):
             dim = ROLES[role](case, tensor.names[0], left, size)
             if dim is not None and left[dim] % size == 0:
                 left[dim] //= size

@@ -198,9 +198,8 @@ def check_free(choice: Choice, least: float, found: Checked) -> None:
             outcome = Search(choice.problem).run(None)
         same = isinstance(outcome, Answer) and abs(outcome.cost - least) <= hair and abs(outcome.bound - least) <= hair
         found.expect(path, same, f"{outcome}, the oracle finds {least:.12g}")
-    with patch(
-        "rhino.strategies.solver.elimination.by_node.Elimination.remove_chains", lambda _: None
-    ):  # else little is left to be too wide
+    # else little is left to be too wide
+    with patch("rhino.strategies.solver.elimination.by_node.Elimination.remove_chains", lambda _: None):
         search = Search(choice.problem, Limits(table_entries=8))
         outcome = search.run(None)
     lies = isinstance(outcome, Answer) and outcome.bound - hair <= least <= outcome.cost + hair

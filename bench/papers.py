@@ -1,4 +1,4 @@
-"""How good whole plans are: the controller's against a grid of what experts would write down, under the same model.
+"""How good autotuned plans are: against a grid of what experts would write down, under the same model.
 
 Cases are the rows of the papers' tables: GPT and GShard MoE of Rhino's Tables 1 and 2, each on as many V100s as there
 (`m8` has eight in a node, `s1` one), batch 64 and 256 in float32; Wide-ResNet of its Table 4, batch 4; GPT and T5 of
@@ -9,13 +9,13 @@ An expert's plan is pipeline stages, data and tensor parallel ranks in each, mic
 parallel ranks is kept: all in each of them, or optimizer's state (ZeRO-1) or everything (ZeRO-3) divided. What a role
 says of each parameter is that of `experts.py`; what it leaves open is filled by our search, and the stages are the best
 cut of a line, which is generous. An expert's plan that is proven to take longer than the best of them so far, or than
-`NEAR` times ours, is not planned to its end. Of ours, the shardings of the best shape are searched for as far as where
-a plan is made, which is further than where shapes are compared.
+`NEAR` times ours, is not planned to its end. Of ours, the shardings of the best configuration are searched for as far
+as where a plan is made, which is further than where configurations are compared.
 
 Printed: the plan, its predicted step and share of the devices' peak (MFU), predicted peak memory, seconds of the search
-(wall, and processor seconds of all processes), shapes planned, the best expert, and our step over its; where no expert
-comes near ours, what none of them is below. On stderr stands how far a row is, with the processor seconds since the
-start.
+(wall, and processor seconds of all processes), configurations planned, the best expert, and our step over its; where no
+expert comes near ours, what none of them is below. On stderr stands how far a row is, with the processor seconds since
+the start.
 
 Exit code: 1 if an expert's plan is faster than ours by more than 0.1 %.
 """
@@ -128,10 +128,10 @@ def step_text(row: Row) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A plan: who says it, its shape and schedule, and what it is predicted to take."""
+    """A plan: who says it, its configuration and schedule, and what it is predicted to take."""
 
     who: str
-    shape: str
+    config: str
     step_s: float
     peak_bytes: float
 
@@ -151,7 +151,7 @@ class Result:
     bound_s: float
     wall_s: float
     processor_s: float
-    num_shapes: int
+    num_configs: int
     ended: bool
     experts: tuple[Found, ...]
     near_s: float
@@ -172,12 +172,12 @@ class Result:
 def found(who: str, one: Estimate) -> Found:
     """Returns an estimate as a plan of `who`."""
     return Found(
-        who, f"{one.shape}, {one.schedule}" if one.schedule else str(one.shape), one.step_s, max(one.peak_bytes)
+        who, f"{one.config}, {one.schedule}" if one.schedule else str(one.config), one.step_s, max(one.peak_bytes)
     )
 
 
 def search(setup: Setup, jobs: int) -> tuple[Explored, Space]:
-    """Returns what the search of whole plans finds, and where it searched."""
+    """Returns what autotuning finds, and where it searched."""
     workers = Workers(setup, jobs)
     try:
         workers.setup = folded(setup)
@@ -188,8 +188,8 @@ def search(setup: Setup, jobs: int) -> tuple[Explored, Space]:
 
 
 def made(setup: Setup, best: Estimate) -> Estimate:
-    """Returns the best plan as it would be made: its shardings are searched further than where shapes are compared."""
-    outcome = Evaluator(setup, limits=Limits()).outcome(best.shape)
+    """Returns the best plan as it would be made: its shardings are searched further than for comparisons."""
+    outcome = Evaluator(setup, limits=Limits()).outcome(best.config)
     return outcome.quickest if isinstance(outcome, Estimate) and outcome.quickest.step_s < best.step_s else best
 
 
@@ -202,7 +202,7 @@ def experts(
     parallelism come first: the better the best of them, the sooner others end. What an expert says leaves less to
     choose, so that bounds of our search hold for experts.
     """
-    likely = ours.ranked[0].shape.stages if ours.ranked else 1
+    likely = ours.ranked[0].config.stages if ours.ranked else 1
     for stages in sorted(space.meshes, key=lambda count: (count != likely, count)):
         size = load_cluster(setup.cluster).num_devices // stages
         for data in [count for count in range(size, 0, -1) if size % count == 0]:
@@ -233,8 +233,8 @@ def _expert(
     file.write_text(pins(case, module, mesh_of_shape(mesh), [role for _, role in roles]), encoding="utf-8")
     evaluator = Evaluator(replace(setup, options={"constraints": str(file)}, schedules=("1f1b",)), folder)
 
-    def evaluate(shapes: Sequence[PlanConfig], cutoff_s: float) -> list[Outcome]:
-        return [evaluator.outcome(shape, cutoff_s) for shape in shapes]
+    def evaluate(configs: Sequence[PlanConfig], cutoff_s: float) -> list[Outcome]:
+        return [evaluator.outcome(config, cutoff_s) for config in configs]
 
     own = replace(space, meshes={stages: (mesh,)})
     explored = explore(own, evaluate, strategy="rhino", below_s=below_s, relaxed=ours.outcomes)
@@ -246,8 +246,8 @@ def _expert(
 
 def _report(who: str, explored: Explored) -> None:
     """Says on stderr what somebody's plans come to, and lets go of the modules that they were made from."""
-    best = next((f"{one.shape} in {format_seconds(one.step_s)}" for one in explored.ranked), "none")
-    say(f"{_processor_s():.0f} s: {who}: {best}, {len(explored.outcomes)} shapes")
+    best = next((f"{one.config} in {format_seconds(one.step_s)}" for one in explored.ranked), "none")
+    say(f"{_processor_s():.0f} s: {who}: {best}, {len(explored.outcomes)} configurations")
     gc.collect()
 
 
@@ -278,9 +278,9 @@ def measure(case: str, cluster: Cluster, options: Options) -> Result:
         listed = tuple(sorted(others, key=lambda one: one.step_s))
     rate = cluster.device.matmul_efficiency  # `least_s` is at the rate that products reach
     mfu = space.least_s * rate / best.step_s if best else 0.0
-    ours, shapes = found("rhino", best) if best else None, len(explored.outcomes)
+    ours, num_configs = found("rhino", best) if best else None, len(explored.outcomes)
     ended = explored.is_complete
-    return Result(case, cluster.name, ours, mfu, explored.bound_s, *taken, shapes, ended, listed, near_s)
+    return Result(case, cluster.name, ours, mfu, explored.bound_s, *taken, num_configs, ended, listed, near_s)
 
 
 def _processor_s() -> float:
@@ -305,7 +305,7 @@ def faults(results: Sequence[Result]) -> Iterator[str]:
 
 def _expert_name(result: Result) -> str:
     if best := result.best_expert:
-        return f"{best.who}; {best.shape}"
+        return f"{best.who}; {best.config}"
     if not result.near_s:
         return "not looked at"
     return "none near" if result.ours else "none fits"
@@ -329,12 +329,12 @@ QUESTION: Final = Question(
     {
         "case": key("case"),
         "devices": key("cluster"),
-        "plan": lambda one: one.ours.shape if one.ours else "none fits",
+        "plan": lambda one: one.ours.config if one.ours else "none fits",
         "step": lambda one: format_seconds(one.ours.step_s) if one.ours else "",
         "MFU": key("mfu", ".0%"),
         "peak": lambda one: format_bytes(one.ours.peak_bytes) if one.ours else "",
         "wall, processor s": lambda one: f"{one.wall_s:.0f}, {one.processor_s:.0f}",
-        "shapes": lambda one: f"{one.num_shapes}{'' if one.ended else '+'}",
+        "configurations": lambda one: f"{one.num_configs}{'' if one.ended else '+'}",
         "best expert": _expert_name,
         "its step": _expert_step,
         "ours / its": _over_expert,

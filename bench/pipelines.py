@@ -1,4 +1,4 @@
-"""Whole plans of training steps in several stages, run on this process's devices and compared with one device."""
+"""Plans of training steps in several stages, run on this process's devices and compared with one device."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Setting:
 
 
 def plan(text: bytes, name: str, setting: Setting) -> StagedPlan:
-    """Returns the whole plan of the training step in `text`."""
+    """Returns the plan of the training step in `text`."""
     module, remarks = read_module(text, name, make_context()), Remarks(name)
     options = {
         "stages": str(setting.stages),

@@ -21,7 +21,7 @@ from rhino.runtime.executor.compare import TOLERANCES, Difference, differences, 
 from rhino.runtime.executor.executable import Executable, Host, compile_module
 from rhino.runtime.executor.inputs import InputRule, draw_inputs, nonnegative_arguments
 from rhino.runtime.executor.steps import run_steps
-from rhino.strategies.choice.plan import ShardingPlan
+from rhino.strategies.choice.sharding_plan import ShardingPlan
 from rhino.strategies.solver.answer import Answer
 
 INT_RANGE: Final = 8

@@ -1,4 +1,4 @@
-"""How good whole plans are, what finding them takes, and how steps are cut in stages."""
+"""How good plans are that autotuning finds, what finding them takes, and how steps are cut in stages."""
 
 from __future__ import annotations
 

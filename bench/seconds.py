@@ -2,7 +2,7 @@
 
 For each number of devices the machine is measured (`--profiles` keeps the cluster files, and takes those that are
 there), and pairs of a model and a plan are compiled and run: what the search finds, what experts would pin
-(`experts.py`), everything whole on every device, gradients accumulated over micro-batches, and pipelines under the
+(`experts.py`), everything replicated, gradients accumulated over micro-batches, and pipelines under the
 executor. Steps of all pairs are timed in turn, for several rounds; the lower quartile of a pair's steps counts, as in a
 profile. Memory is the peak of a device as XLA has assigned buffers; of a pipeline, what the list of instructions keeps
 on a rank, with XLA's temporaries of the program that runs.
@@ -61,7 +61,7 @@ _STEPS: Final = 3
 class Pair:
     """A model and how it is planned.
 
-    `plan` is "search", "whole", experts' roles, "accumulate M" or "pipeline S M schedule".
+    `plan` is "search", "replicated", experts' roles, "accumulate M" or "pipeline S M schedule".
     """
 
     model: str
@@ -109,7 +109,7 @@ def pairs() -> tuple[Pair, ...]:
             "gpt": ("search", "dp", "tp"),
             "moe": ("search", "dp"),
             "resnet": ("dp",),
-            "mlp-mid": ("search", "dp", "zero-3", "whole"),
+            "mlp-mid": ("search", "dp", "zero-3", "replicated"),
             "bert-mid": ("search", "dp", "tp"),
             "gpt-mid": ("dp", "accumulate 2"),
             "vgg-mid": ("search", "dp"),
@@ -184,7 +184,7 @@ def _passes(pair: Pair, cluster: str, constraints: str) -> tuple[Item, ...]:
 def _constraints(pair: Pair, module: ir.Module) -> str:
     """Returns what the pair's plan pins, as a file of constraints."""
     mesh, words = parse_mesh(pair.mesh), pair.plan.split()
-    if pair.plan == "whole":
+    if pair.plan == "replicated":
         tensors = argument_tensors(entry_function(module.operation), pair.model)
         return "\n".join(
             f"[[pin]]\nname = '{tensor.names[0]}'\nsharding = '[{', '.join('{}' for _ in tensor.shape)}]'"

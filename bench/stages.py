@@ -42,8 +42,8 @@ from rhino.passes.registry import build_named
 from rhino.passes.textual_pipelines import build_pass_manager
 from rhino.passes.unsharded import whole_program
 from rhino.strategies.pipeline.stages.cut import CONTENT, StageAnswer, solve_stages
-from rhino.strategies.pipeline.stages.graph import Staging, make_staging
 from rhino.strategies.pipeline.stages.line import cut, equal_cut, lines_of, stretches
+from rhino.strategies.pipeline.stages.stage_graph import Staging, make_staging
 from rhino.strategies.structure.training_phases import TrainingPhases, parts_of
 
 MODELS: Final = [

@@ -1,10 +1,10 @@
-"""What the strategies for whole plans find, and what finding it takes.
+"""What the autotuning strategies find, and what finding it takes.
 
-Cases are models of `examples/export.py` on a cluster (`CASES` in this file). A shape is planned once, in this process,
-for all strategies, and again for one that wants to know more of it than that it is slow; each then counts the shapes
-that it asked for, and the processor seconds that those took. Printed for each case and strategy: the estimated step,
-its ratio to that of `best`, the shape, how many shapes were planned, after how many the best was there, and processor
-seconds.
+Cases are models of `examples/export.py` on a cluster (`CASES` in this file). A configuration is planned once, in this
+process, for all strategies, and again for one that wants to know more of it than that it is slow; each then counts the
+configurations that it asked for, and the processor seconds that those took. Printed for each case and strategy: the
+estimated step, its ratio to that of `best`, the configuration, how many configurations were planned, after how many the
+best was there, and processor seconds.
 
 Exit code: 1 if a strategy finds a better plan than `best`, or `aceso` one that is more than 2 % worse.
 """
@@ -38,20 +38,20 @@ CASES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a strategy came to on a case: the best step of `num_shapes`, the `found_at`-th."""
+    """What a strategy came to on a case: the best step of `num_configs`, the `found_at`-th."""
 
     case: str
     strategy: str
-    shape: str
+    config: str
     step_s: float
     over_best: float
-    num_shapes: int
+    num_configs: int
     found_at: int
     processor_s: float
 
 
 class Planner:
-    """Plans each shape once, and knows what that took."""
+    """Plans each configuration once, and knows what that took."""
 
     def __init__(self, row: Row, cluster: str) -> None:
         _, setup = setup_of(row, cluster)
@@ -59,14 +59,14 @@ class Planner:
         self.evaluator = Evaluator(setup)
         self.known: dict[PlanConfig, tuple[Outcome, float]] = {}
 
-    def evaluate(self, shapes: Sequence[PlanConfig], cutoff_s: float) -> list[Outcome]:
-        """Returns the outcomes of shapes."""
-        for shape in shapes:
-            known = self.known[shape][0] if shape in self.known else None
+    def evaluate(self, configs: Sequence[PlanConfig], cutoff_s: float) -> list[Outcome]:
+        """Returns the outcomes of configurations."""
+        for config in configs:
+            known = self.known[config][0] if config in self.known else None
             if known is None or (isinstance(known, CutOff) and known.bound_s < cutoff_s):
                 start = time.process_time()
-                self.known[shape] = (self.evaluator.outcome(shape, cutoff_s), time.process_time() - start)
-        return [self.known[shape][0] for shape in shapes]
+                self.known[config] = (self.evaluator.outcome(config, cutoff_s), time.process_time() - start)
+        return [self.known[config][0] for config in configs]
 
     def results(self, case: str) -> list[Result]:
         """Returns what the strategies come to."""
@@ -74,10 +74,10 @@ class Planner:
         best_s = runs[DEFAULT].ranked[0].step_s
         results = []
         for name, explored in runs.items():
-            best, order = explored.ranked[0], [one.shape for one in explored.outcomes]
-            seconds = sum(self.known[shape][1] for shape in order)
-            figures = best.step_s, best.step_s / best_s, len(order), order.index(best.shape) + 1, seconds
-            results.append(Result(case, name, found(name, best).shape, *figures))
+            best, order = explored.ranked[0], [one.config for one in explored.outcomes]
+            seconds = sum(self.known[config][1] for config in order)
+            figures = best.step_s, best.step_s / best_s, len(order), order.index(best.config) + 1, seconds
+            results.append(Result(case, name, found(name, best).config, *figures))
         return results
 
 
@@ -104,8 +104,8 @@ QUESTION: Final = Question(
         "strategy": key("strategy"),
         "step": key("step_s", "s"),
         "over best": key("over_best", ".4f"),
-        "plan": key("shape"),
-        "shapes": key("num_shapes"),
+        "plan": key("config"),
+        "configurations": key("num_configs"),
         "found at": key("found_at"),
         "processor, s": key("processor_s", ".0f"),
     },

@@ -46,9 +46,9 @@ class Kept:
     rest: float
 
     @property
-    def shape(self) -> PlanConfig:
+    def config(self) -> PlanConfig:
         """The plan but for its shardings."""
-        return _shape(self.data["plan"])
+        return _config(self.data["plan"])
 
     @property
     def step_s(self) -> float:
@@ -61,8 +61,8 @@ class Kept:
         return float(max(self.data["predicted_peak_bytes"]))
 
 
-def _shape(plan: dict[str, Any]) -> PlanConfig:
-    return PlanConfig(plan["stages"], tuple(plan["mesh"]), plan["micro_batches"], 1 - plan["remat"])
+def _config(plan: dict[str, Any]) -> PlanConfig:
+    return PlanConfig(plan["stages"], tuple(plan["mesh"]), plan["micro_batches"], plan["remat"])
 
 
 def split_over(plan: Plan, *, parameters: bool) -> float:
@@ -116,35 +116,35 @@ def reason(before: Kept, now: Kept) -> str:
 
     It is empty where the search says nothing of it.
     """
-    if before.shape == now.shape:
+    if before.config == now.config:
         return f"as before it takes {format_bytes(before.peak_bytes)}"
     for row in now.data["refused"]:
-        if _shape(row) == before.shape:
+        if _config(row) == before.config:
             return f"the one before: {row['why']}"
     for row in now.data["alternatives"]:
-        if _shape(row) == before.shape:
+        if _config(row) == before.config:
             step_s = row.get("predicted_step_s", row["estimated_step_s"])
             return f"the one before: {format_seconds(step_s)} if it is to fit; {row['why']}"
     for row in now.data["cut_off"]:
-        if _shape(row) == before.shape:
+        if _config(row) == before.config:
             return f"the one before: takes {format_seconds(row['bound_s'])} at least if it is to fit"
     for row in now.data["refused"]:  # of the same devices, perhaps in other rows, with less in memory at a time
-        other = _shape(row)
-        less = other.keep <= before.shape.keep and other.micro_batches >= before.shape.micro_batches
-        if other.stages == before.shape.stages and less:
+        other = _config(row)
+        less = other.remat >= before.config.remat and other.micro_batches >= before.config.micro_batches
+        if other.stages == before.config.stages and less:
             return f"even {other} {row['why']}"
     return ""
 
 
 def asked(before: Kept, now: Kept, file: Path, cluster: Path) -> str:
     """Returns what the plan before comes to under the budget now; it has one stage, or the schedule is that of 1F1B."""
-    shape = before.shape
+    config = before.config
     words = (
-        f"--stages={shape.stages}",
-        f"--mesh={'x'.join(map(str, shape.mesh))}",
-        f"--micro-batches={shape.micro_batches}",
+        f"--stages={config.stages}",
+        f"--mesh={'x'.join(map(str, config.mesh))}",
+        f"--micro-batches={config.micro_batches}",
     )
-    none = planned(file, cluster, now.budget, *words, *((f"--remat={1 - shape.keep:g}",) if shape.keep < 1 else ()))
+    none = planned(file, cluster, now.budget, *words, *((f"--remat={config.remat:g}",) if config.remat else ()))
     if none:
         return f"the one before, made again: {none.splitlines()[0].partition('] ')[2]}"
     step_s = load_plan(file.with_name("plan")).predicted.step_s
@@ -183,7 +183,7 @@ def records(options: Options) -> Iterator[Row]:
 
 def _row(before: Kept | None, now: Kept, why: str) -> Row:
     schedule = now.data["plan"]["schedule"]
-    plan = f"{now.shape}, {schedule}" if schedule else str(now.shape)
+    plan = f"{now.config}, {schedule}" if schedule else str(now.config)
     wrong = tuple(_faults(before, now, why))
     return Row(now.budget, plan, now.parameters, now.rest, now.step_s, now.peak_bytes, why, wrong)
 

@@ -30,9 +30,8 @@ class MLPConfig:
 
 
 PRESETS: Final = {
-    "mlp-100k-classes": MLPConfig(
-        sizes=(2048, 2048, 100_000), dropout=0.0
-    ),  # Nearly all of it is one matrix: split that one.
+    # Nearly all of it is one matrix: split that one.
+    "mlp-100k-classes": MLPConfig(sizes=(2048, 2048, 100_000), dropout=0.0),
     "mlp-deep": MLPConfig(sizes=(2048,) * 33, task="regress", batch=1024),
 }
 

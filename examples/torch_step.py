@@ -96,9 +96,8 @@ def start() -> tuple[Step, Tensors, torch.Tensor]:
 def export_step(step: Step, params: Tensors, tokens: torch.Tensor) -> jax.export.Exported:
     """Returns the step as StableHLO, called with the flat inputs: `call([], ([*params, tokens],))`."""
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # of deprecated uses between both packages, and of 64-bit integers, which become 32-bit ones
+        # of deprecated uses between both packages, and of 64-bit integers, which become 32-bit ones
+        warnings.simplefilter("ignore")
         from torchax.export import exported_program_to_stablehlo  # noqa: PLC0415 - warns when it is loaded
 
         with sdpa_kernel(SDPBackend.MATH):  # The backward pass of the fused one is an op that has no StableHLO.

@@ -53,9 +53,8 @@ class TwoTowerConfig:
 
 
 PRESETS: Final = {
-    "two-tower-uneven": TwoTowerConfig(
-        feature_sizes=(8192,) * 8, layers=12, batch=4096
-    ),  # Towers of unlike depth and width.
+    # Towers of unlike depth and width.
+    "two-tower-uneven": TwoTowerConfig(feature_sizes=(8192,) * 8, layers=12, batch=4096),
 }
 
 

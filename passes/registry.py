@@ -212,7 +212,7 @@ PIPELINES: Final[dict[str, NamedPipeline]] = {
                 "has",
             ),
             "budget": ("", f"{_OF_DEVICE}; stages are cut so that what they hold fits it"),
-            "ranks": ("", "on how many ranks the stages are; empty takes one for each stage"),
+            "ranks": ("", "the number of ranks; empty is one for each stage"),
             "remat": ("", f"{_REMAT}; with stages also one for each, as 0;0.5;1; empty recomputes nothing"),
         },
     ),

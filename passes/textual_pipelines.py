@@ -106,7 +106,11 @@ def _split(text: str) -> list[str]:
 
 
 def _unbalanced(text: str, position: int, why: str) -> RhinoError:
-    return RhinoError("RHI-PASS-001", f"the pipeline does not parse: {why} at character {position + 1} of {text}")
+    return RhinoError(
+        "RHI-PASS-001",
+        f"the pipeline does not parse: {why} at character {position + 1} of {text}",
+        fix="close what is open: pass{options}, op(pass,pass)",
+    )
 
 
 def _add_foreign(manager: passmanager.PassManager, element: str) -> None:

@@ -1,6 +1,6 @@
 """Rhino, an automatic parallelizer for tensor programs: StableHLO in, Shardy shardings chosen by search out.
 
-From JAX, one call (docs/front_door.md):
+From JAX, one call (docs/parallelize.md):
 
     step = rhino.parallelize(step, cluster="h100x8", donate_argnums=0)
 

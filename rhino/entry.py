@@ -191,7 +191,7 @@ def _settled(request: PlanOptions, devices: tuple[jax.Device, ...] | None) -> Pl
     if there[0].platform != "cpu":
         raise RhinoError(
             "RHI-CLUSTER-001",
-            f"no cluster is named, and what {there[0].device_kind} does in which time is not known",
+            f"no cluster is named, and the speed of {there[0].device_kind} is not known",
             notes=(f"presets: {', '.join(PRESETS)}",),
             fix="say cluster='h100x8', another preset, or the path of a cluster file (docs/cluster.md)",
         )

@@ -51,7 +51,7 @@ def count(name: str, given: SupportsIndex | None) -> int | None:
         return None
     number = _index(given)
     if number is None or number < 1:
-        raise RhinoError("RHI-JAX-002", f"{name} is {given!r:.60}", fix="say a number from 1, or leave it out")
+        raise RhinoError("RHI-JAX-002", f"{name} is {given!r:.60}", fix="give a number from 1, or leave it out")
     return number
 
 
@@ -105,18 +105,18 @@ def remat_shares(given: float | str | None, stages: int | None) -> tuple[float, 
     """Returns the shares that are recomputed; none for None.
 
     Raises:
-        RhinoError: RHI-RECOMPUTE-001 where they are no shares, or not of so many stages as are given.
+        RhinoError: RHI-REMAT-001 where they are no shares, or not of so many stages as are given.
     """
     if given is None:
         return ()
     try:
         shares = parse_remat(str(given))
     except RhinoError as error:
-        fix = "say a number from 0 to 1, or with stages one for each, as '0;0.5'"
+        fix = "give a number from 0 to 1, or with stages one for each, as '0;0.5'"
         raise replace(error, what=f"remat is {given!r:.60}, not between 0 and 1", fix=fix) from None
     if stages is not None and len(shares) not in (1, stages):
         what = f"remat has {len(shares)} shares, and stages is {stages}"
-        raise RhinoError("RHI-RECOMPUTE-001", what, fix=f"say one share for all stages, or {stages}, with ; between")
+        raise RhinoError("RHI-REMAT-001", what, fix=f"give one share for all stages, or {stages}, with ; between")
     return shares
 
 

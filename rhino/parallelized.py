@@ -16,13 +16,13 @@ from rhino.entry import CallOptions, Entry, make_entry
 from rhino.ir.cluster.cluster import parse_cluster
 from rhino.ir.cluster.mesh import parse_mesh
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.plan.plan import SHARD, WHOLE
+from rhino.ir.plan.plan import AUTOTUNE, SHARD
 from rhino.ir.plan.plan import Plan as PlanFacts
 from rhino.ir.units import format_seconds
 from rhino.jit_program import Getter, NewShapesError
 from rhino.keywords import budget_bytes, count, devices_of, path_of, remat_shares, texts
 from rhino.new_arguments import differences
-from rhino.passes.sharding.problem import AUTO
+from rhino.passes.sharding.planning_pass import AUTO
 from rhino.pins import Pins, pin_texts
 from rhino.plan import Plan
 from rhino.plan_options import LEVEL, PlanOptions
@@ -33,7 +33,7 @@ from rhino.verified import check_step, expected_step
 
 MeshLike = str | jax.sharding.Mesh | jax.sharding.AbstractMesh
 OnNewShapes = Literal["plan", "error"]
-Search = Literal["shard", "whole"]
+Search = Literal["shard", "autotune"]
 
 _LOG: Final = logging.getLogger("rhino")
 """At INFO: when and why a function is planned, and what came of it."""
@@ -96,9 +96,8 @@ class Parallelized:
             raise RhinoError(
                 "RHI-JAX-009", what, fix="look at its programs: plan.save(folder) writes them as StableHLO"
             )
-        leaves, tree = jax.tree.flatten(
-            pieces.values
-        )  # by their shapes: jit refuses to lower for arrays that are committed elsewhere
+        # by their shapes: jit refuses to lower for arrays that are committed elsewhere
+        leaves, tree = jax.tree.flatten(pieces.values)
         lowered: jax.stages.Lowered = program.run.lower(*jax.tree.unflatten(tree, shapes_of(leaves)))
         return lowered
 
@@ -114,9 +113,11 @@ class Parallelized:
         """
         if not self._entries:
             name, plan = self._shape.name, self._options.plan
-            what = f"{name} is not planned, so where its state is to lie is not known"
+            what = f"{name} is not planned yet, so the shardings of its state are not known"
             if plan is not None:
-                what = f"{name} has a plan, and is not traced yet, so which arguments make up its state is not known"
+                what = (
+                    f"{name} has a plan, but is not traced yet, so the arguments that make up its state are not known"
+                )
             how = "plan first" if plan is None else "trace it first, which searches nothing"
             raise RhinoError("RHI-JAX-006", what, fix=f"{how}: {name}.plan(jax.eval_shape(init_fn, key), batch)")
         return make_state(list(self._entries.values())[-1], self._shape, argnums, init_fn, args, kwargs)
@@ -237,18 +238,18 @@ def parallelize(
             "zero-bubble-h2".
         remat: the share of the activation stash that the backward pass recomputes, 0 to 1; left out, none. As "0;0.5"
             one for each stage, where stages, micro-batches and mesh are given.
-        recompute: what `remat` was once; refused.
+        recompute: refused: it is `remat` now.
         batch: names of arguments that have the batch at dim 0, or NAME:DIM; left out, it is found.
-        search: "shard" searches for shardings; "whole" decides on stages, micro-batches, mesh, schedule and
-            recomputation too, as far as they are not said.
-        jobs: how many processes search for a whole plan, which is the same with any number; left out, one a core.
+        search: "shard" searches for shardings; "autotune" also for the stages, micro-batches, mesh, schedule and
+            rematerialization that are not given.
+        jobs: how many processes autotuning uses; the plan does not depend on it. Left out, one a core.
         plan: a plan that was kept, instead of a search. It is refused where the function is another one by now.
         verify: compute the first step of each program by JAX alone, too, on one device where that fits, and compare:
             results that differ by more than rounding raise RHI-RUN-003, with the first op that differs.
 
     Raises:
         RhinoError: RHI-JAX-002 where numbers or names of arguments do not fit `fn`. Calls raise the others of
-            docs/front_door.md.
+            docs/parallelize.md.
     """
     if fn is None:
         options = {key: value for key, value in locals().items() if key != "fn"}
@@ -264,8 +265,8 @@ def parallelize(
     if recompute is not None:
         raise RhinoError(
             "RHI-JAX-002",
-            "recompute is the share that was kept, and is remat now",
-            fix="say remat=1 - K for recompute=K",
+            "recompute, the share that was kept, is remat now, the share that is recomputed",
+            fix="give remat=1 - K in place of recompute=K",
         )
     text = _mesh_text(mesh)
     named = parse_mesh(text) if text and text != AUTO else None
@@ -293,8 +294,11 @@ def parallelize(
         if one
     ]
     if plan is not None and given:
-        what = f"{given[0]} is given, and a plan, with which nothing is searched"
-        raise RhinoError("RHI-JAX-002", what, fix="leave one out")
+        raise RhinoError(
+            "RHI-JAX-002",
+            f"{given[0]} and plan exclude each other: with a plan, nothing is searched",
+            fix="leave one out",
+        )
     shape = CallShape(
         fn, (_each(static_argnums), _each(static_argnames)), (_each(donate_argnums), _each(donate_argnames))
     )
@@ -321,8 +325,9 @@ def parallelize(
         search=search,
         jobs=count("jobs", jobs),
     )
-    if plan_options.search not in (SHARD, WHOLE):
-        raise RhinoError("RHI-JAX-002", f"search is {plan_options.search!r}", fix="say 'shard' or 'whole'")
+    if plan_options.search not in (SHARD, AUTOTUNE):
+        fix = "'whole' is 'autotune' now" if plan_options.search == "whole" else "give 'shard' or 'autotune'"
+        raise RhinoError("RHI-JAX-002", f"search is {plan_options.search!r}", fix=fix)
     if plan_options.schedule:
         find_schedule(plan_options.schedule)  # raises for another
     return Parallelized(

@@ -34,7 +34,7 @@ from rhino.runtime.executor.executor import devices_of_ranks
 from rhino.runtime.executor.rank_program import RankDevices
 from rhino.source import program_of, program_text
 from rhino.tools.files import write_file
-from rhino.tools.plan_report import frame_html, report_html
+from rhino.tools.page_html import frame_html, page_html
 from rhino.traced import Traced
 from rhino.trees import Trees, known
 
@@ -203,7 +203,7 @@ class Plan:
         is searched first.
         """
         found = notable_reasons(self._module(), self.facts) if reasons and self.traced else []
-        write_file(path_of("path", path), report_html(self.facts, found).encode())
+        write_file(path_of("path", path), page_html(self.facts, found).encode())
 
     def save_program(self, path: str | PathLike[str]) -> None:
         """Writes the module that was planned, as `rhino-plan --module` takes it with the plan.

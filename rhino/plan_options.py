@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from rhino.ir.cluster.mesh import Mesh
-from rhino.ir.plan.plan import SHARD, WHOLE, Request
+from rhino.ir.plan.plan import AUTOTUNE, SHARD, Request
 from rhino.passes.planner.module_facts import Sides
 from rhino.passes.planner.request import PlanRequest, budget_of
 from rhino.passes.sharding.choose_shardings import LEVELS
-from rhino.passes.sharding.problem import AUTO
+from rhino.passes.sharding.planning_pass import AUTO
 from rhino.pins import Named, named
 from rhino.strategies.pipeline.schedules import DEFAULT, find_schedule, num_ranks_of
 
@@ -55,7 +55,7 @@ class PlanOptions:
         """Whether stages, micro-batches or the mesh of a pipeline are to be searched for."""
         if self.stages is not None and self.micro_batches is not None and self.mesh is not None:
             return False
-        return self.search == WHOLE or (self.is_staged and (self.micro_batches is None or self.searches_mesh))
+        return self.search == AUTOTUNE or (self.is_staged and (self.micro_batches is None or self.searches_mesh))
 
     @property
     def is_staged(self) -> bool:

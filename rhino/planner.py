@@ -26,13 +26,13 @@ from rhino.passes.pipeline.rematerialize import refuse_several
 from rhino.passes.planner.autotune import NOT_MADE, Made, choose_plan
 from rhino.passes.planner.evaluate import Setup
 from rhino.passes.planner.module_facts import cluster_lines, normalize
-from rhino.passes.planner.one_program import ANNOTATED, REWRITING, search
 from rhino.passes.planner.request import Decided, PlanRequest
 from rhino.passes.planner.staged_plan import cut_step, make_staged_plan, source_of_staged
+from rhino.passes.planner.unstaged_plan import ANNOTATED, REWRITING, search
 from rhino.passes.registry import shard_in_parts
 from rhino.passes.sharding.annotations import check_annotated, write_annotations, write_boundary_dims
 from rhino.passes.sharding.localize import localized_copy
-from rhino.passes.sharding.problem import WHOLE_NEEDS_LESS, Target, write_mesh
+from rhino.passes.sharding.planning_pass import OTHERS_NEED_LESS, Target, write_mesh
 from rhino.plan_options import PlanOptions
 from rhino.runtime.executor.inputs import nonnegative_arguments
 from rhino.source import SIDES, key_words, mesh_of, read_traced, shapes, tensors, with_kinds
@@ -66,7 +66,7 @@ def plan_function(traced: Traced, options: PlanOptions) -> Planned:
     except RhinoError as error:
         fix = in_keywords(error.fix)
         if error.id in NOT_MADE and options.search == SHARD:
-            fix = f"{fix}; or say search='whole': {WHOLE_NEEDS_LESS}"
+            fix = f"{fix}; or give search='autotune': {OTHERS_NEED_LESS}"
         raise replace(error, fix=fix) from None
 
 
@@ -121,7 +121,7 @@ def _planned(traced: Traced, options: PlanOptions) -> Planned:
     if unused and not options.is_open and not options.is_staged:
         what = f"{unused} is given, and {traced.name} is one program for the whole batch"
         raise RhinoError(
-            "RHI-JAX-002", what, Place(traced.name), fix=f"say stages or micro_batches, or leave {unused} out"
+            "RHI-JAX-002", what, Place(traced.name), fix=f"give stages or micro_batches, or leave {unused} out"
         )
     if options.micro_batches == 1 and not options.is_open and not options.is_staged:
         # A loop of one trip would refuse arguments that have no batch.

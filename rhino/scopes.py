@@ -23,7 +23,7 @@ import jax
 from jax._src.source_info_util import current_name_stack
 
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.request.sharing import REPLICATE, SPLIT, Way
+from rhino.ir.request.scope_sharding import REPLICATE, SPLIT, ScopeSharding
 
 
 def replicate(num_devices: SupportsIndex | None = None) -> AbstractContextManager[None]:
@@ -54,7 +54,7 @@ def _scope(kind: str, num_devices: SupportsIndex | None) -> AbstractContextManag
     number = None if isinstance(num_devices, bool) or not isinstance(num_devices, SupportsIndex) else index(num_devices)
     if number is None or number < 1:
         what = f"rhino.{kind}({num_devices!r}): {num_devices!r} is no number of devices"
-        fix = f"say @rhino.{kind}()" if callable(num_devices) else "say 1 or more, or nothing for all devices"
+        fix = f"say @rhino.{kind}()" if callable(num_devices) else "give 1 or more, or nothing for all devices"
         raise RhinoError("RHI-JAX-002", what, fix=fix)
     return _entered(kind, number)
 
@@ -65,7 +65,7 @@ def _entered(kind: str, num_devices: int | None) -> Iterator[None]:
 
     A scope inside another one of the same words gets a name of its own, so that the two are distinct.
     """
-    sharing = Way(kind, num_devices)
+    sharding = ScopeSharding(kind, num_devices)
     around = {str(one.name) for one in current_name_stack().stack}
-    with jax.named_scope(next(name for depth in count() if (name := sharing.name(depth)) not in around)):
+    with jax.named_scope(next(name for depth in count() if (name := sharding.name(depth)) not in around)):
         yield

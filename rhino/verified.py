@@ -105,9 +105,8 @@ def _on_one_device(step: Callable[..., Any], values: tuple[Any, ...], entry: Ent
     device = _first_device(entry)
     place = jax.sharding.SingleDeviceSharding(device)
     leaves, tree = jax.tree.flatten(values)
-    kinds = jax.tree.unflatten(
-        tree, shapes_of(leaves)
-    )  # what is committed to other devices cannot be lowered for this one
+    # what is committed to other devices cannot be lowered for this one
+    kinds = jax.tree.unflatten(tree, shapes_of(leaves))
     compiled = jax.jit(step, in_shardings=place, out_shardings=place).lower(*kinds).compile()
     stats, needed = device.memory_stats(), compiled.memory_analysis()
     if needed is not None and stats and "bytes_limit" in stats:

@@ -20,7 +20,12 @@ def read_input(path: str, stdin: BinaryIO, stderr: TextIO) -> bytes:
     try:
         return stdin.read() if path == "-" else Path(path).read_bytes()
     except OSError as error:
-        raise RhinoError("RHI-CLI-002", f"cannot read the module: {error.strerror}", Place(shown(path))) from None
+        raise RhinoError(
+            "RHI-CLI-002",
+            f"cannot read the module: {error.strerror}",
+            Place(shown(path)),
+            fix="give a file that can be read",
+        ) from None
 
 
 def shown(path: str) -> str:
@@ -73,9 +78,8 @@ def write_file(path: str, data: bytes) -> None:
 
 
 def _replace(target: Path, data: bytes) -> None:
-    part = target.with_name(
-        f".rhino-{os.getpid()}.part"
-    )  # not of the file's own name, which may be as long as names can be
+    # not of the file's own name, which may be as long as names can be
+    part = target.with_name(f".rhino-{os.getpid()}.part")
     try:
         with part.open("xb") as file:
             if target.exists():

@@ -102,8 +102,8 @@ def first_difference(
                 return Verdict(_text(op, one.position, wrong))
         if all(one.passes for one in found[:first]):
             return Verdict(
-                "with the values of single ops returned as well, no result differs: "
-                "it is in how XLA compiles the program"
+                "where values of single ops are returned too, no result differs: "
+                "the difference comes from how XLA compiles the program"
             )
     if len(chunks) > MOST_CHUNKS:
         return Verdict(
@@ -111,7 +111,9 @@ def first_difference(
         )
     if unjudged:
         return Verdict(unjudged)
-    return Verdict("each op gives what one device makes of its operands: rounding has grown to this", is_rounding=True)
+    return Verdict(
+        "each op agrees with one device on its own operands: the difference is rounding that adds up", is_rounding=True
+    )
 
 
 def _fault(

@@ -26,11 +26,11 @@ from rhino.ir.mlir.reader import read_module
 from rhino.ir.plan.files import save_plan
 from rhino.ir.program.staged_module import is_staged
 from rhino.passes.base import Remarks, read_options
-from rhino.passes.planner.one_program import search
+from rhino.passes.planner.unstaged_plan import search
 from rhino.passes.registry import Item
 from rhino.passes.sharding.choose_shardings import ShardingChoice
 from rhino.passes.sharding.localize import Localize
-from rhino.passes.sharding.problem import DEFAULT_CLUSTER, WHOLE_NEEDS_LESS
+from rhino.passes.sharding.planning_pass import DEFAULT_CLUSTER, OTHERS_NEED_LESS
 from rhino.passes.textual_pipelines import build_pass_manager
 from rhino.tools.ending import exit_code_of, leave
 from rhino.tools.expected import Diagnostic, compare, diagnostics_of, read_expectations
@@ -185,14 +185,13 @@ class _Run:
         is_alone = [name for name, _ in self.options.asked.steps] == ["auto-shard"]
         if error.exit_code != ExitCode.DOES_NOT_FIT or not is_alone:
             return error
-        return replace(error, fix=f"{error.fix}; or --auto-parallel in place of --auto-shard: {WHOLE_NEEDS_LESS}")
+        return replace(error, fix=f"{error.fix}; or --auto-parallel in place of --auto-shard: {OTHERS_NEED_LESS}")
 
     def output(self, data: bytes, result: _Outcome) -> bytes:
         module = read_module(data, self.file, self.context)
         planner = self.planner(module) if self.options.is_decided or self.options.searches else None
-        with self.listening(
-            result
-        ):  # not while reading: the bytecode reader reports without Python's lock, and ends the process
+        # not while reading: the bytecode reader reports without Python's lock, and ends the process
+        with self.listening(result):
             if self.options.searches and planner:
                 module = self.searched(module, planner, result)
             elif self.options.makes_file:

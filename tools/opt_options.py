@@ -17,7 +17,7 @@ from rhino.ir.units import parse_size
 from rhino.passes.base import Pass, option_names, read_options
 from rhino.passes.layout.pad import refuse_pads
 from rhino.passes.registry import PARALLEL, PASSES, PIPELINES, Item, build_named
-from rhino.passes.sharding.problem import AUTO, DEFAULT_CLUSTER
+from rhino.passes.sharding.planning_pass import AUTO, DEFAULT_CLUSTER
 from rhino.passes.textual_pipelines import parse_pipeline
 from rhino.strategies.autotune import DEFAULT as BEST
 from rhino.strategies.autotune import STRATEGIES
@@ -38,7 +38,7 @@ _SHARED: Final = (
     "constraints",
     "op-rules",
     "batch",
-    "whole",
+    "no-batch",
     "num",
     "stages",
     "tolerance",
@@ -55,6 +55,12 @@ _CHECKS: Final = {
     "axis_role": parse_role,
     "scope": parse_scope,
 }
+_RENAMED: Final = {
+    "recompute": "give --remat=R, the share that is recomputed: 1 - K of --recompute=K",
+    "whole": "give --no-batch=N, which is its name now",
+}
+"""Options that had other names, and what to give in their place."""
+
 _ONE_PROGRAM: Final = (
     {"auto-shard"},
     {"auto-shard", "localize"},
@@ -134,7 +140,7 @@ def _check_parallel(options: argparse.Namespace) -> None:
     options.is_decided = is_parallel and not options.searches
     options.makes_file = options.plan is not None and {name for name, _ in options.steps} in _ONE_PROGRAM
     if options.plan == "":
-        raise RhinoError("RHI-CLI-001", "--plan names no folder and no file", fix="say for example --plan=out/plan")
+        raise RhinoError("RHI-CLI-001", "--plan names no folder and no file", fix="give for example --plan=out/plan")
     if is_parallel:
         refuse_pads({"pad": "; ".join(options.pad or ()), "constraints": options.constraints or ""})
     else:
@@ -142,7 +148,7 @@ def _check_parallel(options: argparse.Namespace) -> None:
             if getattr(options, name) and not (name == "plan" and options.makes_file):
                 shard = ", or --auto-shard and no other pass" if name == "plan" else ""
                 raise RhinoError(
-                    "RHI-CLI-001", f"--{name} is given, and no whole plan is made", fix=f"add --{PARALLEL}{shard}"
+                    "RHI-CLI-001", f"--{name} is given, and no plan is made", fix=f"add --{PARALLEL}{shard}"
                 )
     for name in ("plan_json", "strategy", "jobs", "candidates"):
         if getattr(options, name) is not None and not options.searches:
@@ -292,12 +298,8 @@ def _unknown(word: str, names: Sequence[str]) -> RhinoError:
         return RhinoError(
             "RHI-CLI-001", f"one input at a time; {word!r} is one too many", fix="run rhino-opt once for each file"
         )
-    if word.lstrip("-").partition("=")[0] == "recompute":
-        return RhinoError(
-            "RHI-CLI-001",
-            f"unknown option {word!r}",
-            fix="say --remat=R, the share that is recomputed: 1 - K of --recompute=K",
-        )
+    if fix := _RENAMED.get(word.lstrip("-").partition("=")[0]):
+        return RhinoError("RHI-CLI-001", f"unknown option {word!r}", fix=fix)
     close = difflib.get_close_matches(f"--{word.lstrip('-').partition('=')[0]}", names, n=1)
     return RhinoError(
         "RHI-CLI-001", f"unknown option {word!r}", fix=f"did you mean {close[0]}?" if close else "see rhino-opt --help"
@@ -322,7 +324,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.set_defaults(steps=[])
     _add_files(parser.add_argument_group("input and output"))
     _add_steps(parser.add_argument_group("passes"))
-    _add_plan(parser.add_argument_group("whole plans, with --auto-parallel; see docs/pipelines.md"))
+    _add_plan(
+        parser.add_argument_group(
+            "stages and autotuning, with --auto-parallel; see docs/pipelines.md and docs/autotuning.md"
+        )
+    )
     _add_constraints(parser.add_argument_group("constraints, see docs/constraints.md"))
     _add_reports(parser.add_argument_group("reports, on stderr"))
     return parser
@@ -355,7 +361,7 @@ def _add_steps(group: argparse._ArgumentGroup) -> None:
         dest="num",
         type=int,
         metavar="M",
-        help="take the batch in M parts: a loop that accumulates gradients",
+        help="divide the batch into M micro-batches, in a loop that accumulates gradients",
     )
     add(
         "--batch",
@@ -363,7 +369,7 @@ def _add_steps(group: argparse._ArgumentGroup) -> None:
         metavar="N[:DIM]",
         help="arguments with names like N have the batch at DIM (0); repeatable",
     )
-    add("--whole", action="append", metavar="N", help="arguments with names like N have no batch; repeatable")
+    add("--no-batch", action="append", metavar="N", help="arguments with names like N have no batch; repeatable")
     add(
         "--remat",
         metavar="R",
@@ -376,7 +382,12 @@ def _add_steps(group: argparse._ArgumentGroup) -> None:
         help="mesh sizes, as 8, 2x4 or x=8, or auto for the best (default: the module's mesh, or an axis a level)",
     )
     add("--budget", metavar="SIZE", help="memory per device, as 16GiB (default: what the cluster's devices have)")
-    add("-O", dest="level", choices=("2", "3"), help="how long to search: -O2 stops early, -O3 goes on (default)")
+    add(
+        "-O",
+        dest="level",
+        choices=("2", "3"),
+        help="the search effort: -O2 accepts a larger optimality gap where memory binds, -O3 is the default",
+    )
     add("--pass-pipeline", metavar="TEXT", help="run this textual pipeline, of our passes and MLIR's own")
     add("--list-passes", action="store_true", help="print our passes and pipelines with their options, and exit")
 
@@ -387,36 +398,48 @@ def _add_plan(group: argparse._ArgumentGroup) -> None:
         "--stages",
         type=int,
         metavar="D",
-        help="how many stages; where this, --micro-batches or --mesh=auto is open, the best is found",
+        help="the number of stages; what is not given of this, --micro-batches and --mesh is searched for",
     )
-    add("--tolerance", metavar="E", help="how far above the most even division of work a stage may be, as a share")
+    add(
+        "--tolerance", metavar="E", help="how far the work of the largest stage may exceed the best balance, as a share"
+    )
     add(
         "--schedule",
         metavar="S",
         choices=tuple(SCHEDULES),
-        help=f"in which order ranks run: {', '.join(SCHEDULES)} (default {DEFAULT})",
+        help=f"the pipeline schedule: {', '.join(SCHEDULES)} (default {DEFAULT})",
     )
-    add("--chunks", type=int, metavar="C", help="stages on a rank, where the schedule allows several (there 2, else 1)")
+    add(
+        "--chunks",
+        type=int,
+        metavar="C",
+        help="stages on a rank (default: 2 where the schedule allows several, else 1)",
+    )
     add(
         "--plan",
         metavar="PATH",
-        help="write the plan there: of stages a folder, else a file; the module is then written with -o alone",
+        help="write the plan to PATH: a folder for stages, else a file; the module is then written with -o alone",
     )
     add("--timeline", action="store_true", help="print on stderr when each rank runs what")
-    add("--plan-json", metavar="FILE", help="write what was found, with the plans that lost and why, there")
+    add("--plan-json", metavar="FILE", help="write the chosen plan, and why the others lost, to FILE as JSON")
     strategies = "; ".join(f"{one.name}: {one.doc}" for one in STRATEGIES.values())
     add(
         "--strategy",
         metavar="S",
         choices=tuple(STRATEGIES),
-        help=f"how the best plan is searched for (default {BEST}). {strategies}",
+        help=f"the autotuning strategy (default {BEST}). {strategies}",
     )
-    add("--jobs", type=int, metavar="N", help="processes that search; the plan is the same (default: one a core)")
+    add(
+        "--jobs",
+        type=int,
+        metavar="N",
+        help="processes that search; the plan does not depend on it (default: one a core)",
+    )
     add(
         "--candidates",
         type=int,
         metavar="N",
-        help=f"how many plans a strategy looks at, at most; best lets each of the others do so (default {MOST})",
+        help=f"the most configurations that a strategy plans; with best, each of the others (default {MOST})",
     )
 
 
@@ -426,31 +449,31 @@ def _add_constraints(group: argparse._ArgumentGroup) -> None:
         "--pin",
         action="append",
         metavar="N=S",
-        help="tensors with names like N lie as S, as 'layers.*.up=[{}, {\"y\"}]'; repeatable",
+        help="shard tensors with names like N as S, as 'layers.*.up=[{}, {\"y\"}]'; repeatable",
     )
     add(
         "--forbid",
         action="append",
         metavar="N=S",
-        help="they do not lie as S, or if S is an axis are not split along it; repeatable",
+        help="do not shard tensors with names like N as S; if S is an axis, do not split them along it; repeatable",
     )
     add(
         "--axis-role",
         action="append",
         metavar="A=ROLE",
-        help="along axis A only the batch is split, or never: batch or model; repeatable",
+        help="what axis A splits: batch (the batch alone) or model (never the batch); repeatable",
     )
     add(
         "--scope",
         action="append",
         metavar="N=WAY",
-        help="ops in scopes with names like N are shared so: replicate(4) or split(4); repeatable",
+        help="how devices share the ops in scopes with names like N: replicate(4) or split(4); repeatable",
     )
     add(
         "--pad",
         action="append",
         metavar="N[:DIM]",
-        help="arguments with names like N may be stored padded, along DIM alone; repeatable",
+        help="allow padding of arguments with names like N, along DIM alone; repeatable",
     )
     add("--constraints", metavar="FILE", help="a TOML file of the same")
     add("--op-rules", metavar="FILE", help="a TOML file of sharding rules for custom calls, by target")

@@ -21,7 +21,7 @@ from rhino.passes.planner.module_facts import digest
 from rhino.passes.planner.request import budget_of
 from rhino.passes.planner.staged_plan import StagedPlan, make_staged_plan
 from rhino.passes.registry import PARALLEL
-from rhino.passes.sharding.problem import DEFAULT_CLUSTER
+from rhino.passes.sharding.planning_pass import DEFAULT_CLUSTER
 from rhino.runtime.executor.inputs import nonnegative_arguments
 from rhino.tools.opt_options import given_options
 

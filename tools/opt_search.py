@@ -12,7 +12,7 @@ from typing import Final, TextIO
 from rhino.ir.cluster.mesh import parse_mesh
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.manual import bytecode
-from rhino.ir.plan.plan import SHARD, WHOLE, Request
+from rhino.ir.plan.plan import AUTOTUNE, SHARD, Request
 from rhino.ir.units import format_seconds, parse_size
 from rhino.passes.base import Remarks
 from rhino.passes.frontend.normalize import Normalize
@@ -23,7 +23,7 @@ from rhino.passes.planner.autotune import Made, choose_plan
 from rhino.passes.planner.autotune_report import Report
 from rhino.passes.planner.evaluate import Setup
 from rhino.passes.planner.request import Decided, PlanRequest, budget_of
-from rhino.passes.sharding.problem import AUTO, DEFAULT_CLUSTER
+from rhino.passes.sharding.planning_pass import AUTO, DEFAULT_CLUSTER
 from rhino.strategies.autotune import DEFAULT
 from rhino.strategies.autotune.base import MOST, Explored
 from rhino.tools.ending import heard_at_once
@@ -38,7 +38,7 @@ _PASS_OPTIONS: Final[tuple[str, ...]] = (
     "constraints",
     "op-rules",
     "batch",
-    "whole",
+    "no-batch",
 )
 
 _INTERRUPTED: Final = (
@@ -123,7 +123,7 @@ def request_of(options: Namespace, given: dict[str, str]) -> PlanRequest:
 def asked(options: Namespace) -> Request:
     """Returns what a plan keeps of a command line's request."""
     return Request(
-        WHOLE if options.searches else SHARD,
+        AUTOTUNE if options.searches else SHARD,
         options.mesh or "",
         options.stages,
         options.num,
@@ -139,7 +139,7 @@ def decided_options(options: Namespace, plan: Decided) -> Namespace:
     """Returns the command line that asks for a plan of which nothing is open."""
     found = Namespace(**vars(options))
     found.searches, found.mesh = False, "x".join(map(str, plan.mesh))
-    found.remat = f"{1 - plan.keep:g}" if plan.keep < 1 else None
+    found.remat = f"{plan.remat:g}" if plan.remat else None
     found.num = plan.micro_batches
     if plan.stages == 1:
         make_one_program(found)
@@ -161,7 +161,7 @@ class Progress:
         if self.is_shown:
             from rich.console import Console  # noqa: PLC0415 - for terminals alone
 
-            self.status = Console(file=self.stderr).status("planning the first shapes")
+            self.status = Console(file=self.stderr).status("planning the first configurations")
             self.status.start()
         return self
 
@@ -174,8 +174,8 @@ class Progress:
         if self.is_shown:
             best = explored.quickest
             words = (
-                f"best so far: {best.shape}, {format_seconds(best.step_s)}"
+                f"best so far: {best.config}, {format_seconds(best.step_s)}"
                 if best
                 else "none is predicted to fit so far"
             )
-            self.status.update(f"{len(explored.outcomes)} shapes planned; {words}")
+            self.status.update(f"{len(explored.outcomes)} configurations planned; {words}")

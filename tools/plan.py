@@ -74,7 +74,7 @@ def _explained(options: argparse.Namespace, stdin: BinaryIO, stderr: TextIO) -> 
 
 
 def _report(options: argparse.Namespace, stdin: BinaryIO, stderr: TextIO) -> None:
-    from rhino.tools.plan_report import report_html  # noqa: PLC0415 - a terminal needs no templates
+    from rhino.tools.page_html import page_html  # noqa: PLC0415 - a terminal needs no templates
 
     check_writable(options.output)
     plan, reasons = _load(options.plan), []
@@ -82,7 +82,7 @@ def _report(options: argparse.Namespace, stdin: BinaryIO, stderr: TextIO) -> Non
         from rhino.passes.planner.why import notable_reasons  # noqa: PLC0415 - loads the search
 
         reasons = notable_reasons(_read(options, _program(options, plan, stdin, stderr)), plan)
-    write_output(options.output, report_html(plan, reasons).encode(), sys.stdout.buffer)
+    write_output(options.output, page_html(plan, reasons).encode(), sys.stdout.buffer)
 
 
 def _diff(options: argparse.Namespace) -> str:

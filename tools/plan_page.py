@@ -23,7 +23,7 @@ from rhino.passes.planner.plan_rows import (
 from rhino.passes.planner.why import Why
 from rhino.strategies.pipeline.simulate import Simulation
 from rhino.tools.drawing import memory_curve, mesh_drawing, tensor_drawing, timeline_drawing
-from rhino.tools.page import (
+from rhino.tools.page_data import (
     Cell,
     MemoryChart,
     Page,
@@ -107,7 +107,7 @@ def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "program", f"{plan.source.function}, {ops}sha256 {plan.source.sha256}{form}"
     if plan.autotuning:
         count = sum(plan.autotuning.num_planned.values())
-        yield "found", f"by {plan.autotuning.found_by}, {count} shapes were planned"
+        yield "found", f"by {plan.autotuning.found_by}, {count} configurations were planned"
     yield "versions", ", ".join(f"{name} {version}" for name, version in plan.versions.items()) or "-"
 
 
@@ -179,7 +179,9 @@ def _tables(plan: Plan, simulation: Simulation | None, reasons: Sequence[Why]) -
         (Cell(one.what), Cell(step_of(one), one.step_s), seconds_cell(one.at_least_s), Cell(one.why))
         for one in plan.alternatives
     ]
-    note = 'The best plan of each shape or mesh. A step with "about" is an estimate: its programs were not made.'
+    note = (
+        'The best plan of each configuration or mesh. A step with "about" is an estimate: its programs were not made.'
+    )
     yield table("alternatives", "Alternatives", note, ("what", "step", "at least", "why not"), rows)
 
 
@@ -213,7 +215,7 @@ def _tensors(plan: Plan, name: str, title: str, tensors: Sequence[Tensor]) -> Ta
 def _reasons(plan: Plan, reasons: Sequence[Why]) -> Iterator[Table]:
     if plan.execution:
         moves: list[Row] = [(subject_cell(one), Cell(words)) for one in reasons for words in one.notes]
-        note = "What it takes to have it in the stage before or behind, all cut anew."
+        note = "What it costs to move it to the stage before or after, with all stages cut again."
         yield table("moves", "Why in these stages", note, ("what", "stage"), moves)
         note = (
             "What else was possible: what it adds to the work of its rank in a step, "
@@ -223,7 +225,7 @@ def _reasons(plan: Plan, reasons: Sequence[Why]) -> Iterator[Table]:
     else:
         note = (
             "What else was possible for the largest tensors and the longest ops, and what it would add, "
-            "everything else chosen anew."
+            "with everything else chosen again."
         )
         yield reasons_table(reasons, note, ("step", "compute", "collectives", PEAK))
 

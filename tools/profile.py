@@ -78,7 +78,12 @@ def _read_operators(file: str) -> tuple[Operator, ...]:
         text = Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise RhinoError("RHI-CLI-002", f"cannot read the operator table: {reason}", Place(file)) from None
+        raise RhinoError(
+            "RHI-CLI-002",
+            f"cannot read the operator table: {reason}",
+            Place(file),
+            fix="give a JSON file; see docs/cluster.md",
+        ) from None
     return parse_operators(text, file)
 
 

@@ -81,12 +81,12 @@ def run(argv: Sequence[str], stdin: BinaryIO, stdout: TextIO, stderr: TextIO) ->
         if os.path.isdir(options.file) or begins_plan(Path(options.file)):
             _refuse(
                 {"--form": options.form != "auto", "--verify": options.verify},
-                "is for modules, and this is a whole plan",
+                "is for modules, and the input is a plan",
             )
             _run_plan(options, stdin, stdout, argv)
         else:
             plans_only = {"--processes": options.processes, "--timeline": options.timeline, "--trace": options.trace}
-            _refuse(plans_only, "is for whole plans, and this is a module")
+            _refuse(plans_only, "is for plans, and the input is a module")
             _run(options, stdin, stdout)
         return int(ExitCode.OK)
 
@@ -118,7 +118,7 @@ def _parser() -> argparse.ArgumentParser:
         nargs="?",
         default="-",
         metavar="FILE",
-        help="the module to run, or the folder of a whole plan, or - for stdin (default)",
+        help="the module to run, or the folder of a plan, or - for stdin (default)",
     )
     add("--devices", type=count, metavar="N", help="host devices to make (default: what the module's mesh needs)")
     add(
@@ -151,7 +151,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="R",
         help="relative error allowed (default by dtype: f32 1e-4, f16 5e-3, bf16 2e-2)",
     )
-    plan = parser.add_argument_group("whole plans")
+    plan = parser.add_argument_group("plans")
     plan.add_argument(
         "--processes",
         type=count,

@@ -115,7 +115,11 @@ def signature_of(plan: Plan) -> Signature:
         shape = layout.shape if layout else one.shape
         dtype = array_dtype(layout.dtype if layout else names.get(one.dtype, one.dtype))
         if dtype is None:
-            raise RhinoError("RHI-RUN-002", f"{one.path} of the plan is of {one.dtype}, which no array has")
+            raise RhinoError(
+                "RHI-RUN-002",
+                f"{one.path} of the plan is of {one.dtype}, which no array has",
+                fix="plan a program of other element types",
+            )
         return Value(index, one.path, shape, dtype, shape, shape)
 
     arguments = tuple(value(i, one, fed.get(i)) for i, one in enumerate(plan.arguments))
@@ -311,4 +315,9 @@ def _write_trace(file: Path, events: Sequence[Event], simulated: Timeline | None
     try:
         file.write_text(chrome_trace(events, simulated), encoding="utf-8")
     except OSError as error:
-        raise RhinoError("RHI-CLI-003", f"cannot write the trace: {error.strerror}", Place(str(file))) from None
+        raise RhinoError(
+            "RHI-CLI-003",
+            f"cannot write the trace: {error.strerror}",
+            Place(str(file)),
+            fix="name a file in a folder that can be written",
+        ) from None

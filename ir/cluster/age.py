@@ -50,7 +50,7 @@ def stale(cluster: Cluster, today: datetime.date, jaxlib: str, machine: str) -> 
     if age_days > MAX_AGE_DAYS:
         found.append(f"it is {age_days} days old")
     if origin.jaxlib != jaxlib:
-        found.append(f"it is of jaxlib {origin.jaxlib}, and this is {jaxlib}")
+        found.append(f"it was measured with jaxlib {origin.jaxlib}, and this is {jaxlib}")
     if origin.platform == "cpu" and origin.machine != machine:
-        found.append(f"it is of {origin.machine}, and this is {machine}")
+        found.append(f"it was measured on {origin.machine}, and this is {machine}")
     return tuple(f"the profile {cluster.name!r} may not hold: {why}; rhino-profile makes a new one" for why in found)

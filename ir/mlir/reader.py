@@ -122,7 +122,9 @@ def _exported_bytecode(data: bytes, name: str) -> bytes:
     try:
         from jax import export  # noqa: PLC0415 - most inputs do not need it, and it is slow to load
     except ImportError as error:
-        raise RhinoError("RHI-READ-001", f"reading a jax.export blob: {error}", Place(name)) from None
+        raise RhinoError(
+            "RHI-READ-001", f"reading a jax.export blob: {error}", Place(name), fix="install jax, or give StableHLO"
+        ) from None
     try:
         return bytes(export.deserialize(bytearray(data)).mlir_module_serialized)
     except ModuleNotFoundError as error:
@@ -143,7 +145,7 @@ def _not_a_module(name: str, why: str) -> RhinoError:
 def _parse_error(error: ir.MLIRError, name: str) -> RhinoError:
     diagnostics = error.error_diagnostics
     if not diagnostics:
-        return RhinoError("RHI-READ-002", f"the module does not parse: {error}", Place(name))
+        return RhinoError("RHI-READ-002", f"the module does not parse: {error}", Place(name), fix=f"give {_FORMATS}")
     first = diagnostics[0]
     notes = tuple(str(note.message).strip() for note in first.notes)
     message = str(first.message).strip()

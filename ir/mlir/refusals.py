@@ -49,10 +49,10 @@ _WHY: Final = (
     (
         "RHI-READ-003",
         _OUTSIDE,
-        "speaks to another program, and each of several devices would do it",
+        "communicates with another program, and each device would do so",
         _OUTSIDE_FIX,
     ),
-    ("RHI-READ-003", _UNSEEDED, "draws other numbers on each device", _UNSEEDED_FIX),
+    ("RHI-READ-003", _UNSEEDED, "draws different numbers on each device", _UNSEEDED_FIX),
     (
         "RHI-READ-004",
         _SIZED_BY_VALUES,
@@ -75,10 +75,7 @@ def refuse_foreign(op: ir.Operation, file: str) -> None:
         identifier, why, fix = _REFUSED[name]
         raise RhinoError(identifier, f"'{name}' {why}", place_of(op.location, file), fix=fix)
     if _calls_back(op):
-        what = (
-            f"'{name}' calls {_target(op)}, back into the process that made the program: "
-            "each of several devices would do it"
-        )
+        what = f"'{name}' calls {_target(op)}, in the process that made the program: each device would call it"
         raise RhinoError("RHI-READ-003", what, place_of(op.location, file), fix=_NO_CALLBACKS)
     if _acts(op) and RULE not in op.attributes:
         what = f"'{name}' of {_target(op)} has a side effect: each of several devices would have it"
@@ -91,11 +88,7 @@ def refuse_foreign(op: ir.Operation, file: str) -> None:
                 "RHI-READ-003", what, place_of(op.location, file), fix="give each of its parts as a result"
             )
     if name.startswith("sdy.") and name not in _SHARDY:
-        fix = (
-            "put it in plain terms first, with --rhino-normalize"
-            if name in _PLAIN
-            else "plan for the program without it"
-        )
+        fix = "convert it first, with --rhino-normalize" if name in _PLAIN else "plan for the program without it"
         raise cannot_honour(f"'{name}'", fix, place_of(op.location, file))
     if GSPMD in op.attributes:
         raise cannot_honour(f"'{name}' with a GSPMD sharding", USE_SHARDY, place_of(op.location, file))
@@ -115,10 +108,13 @@ def refuse_unrunnable(module: ir.Module, file: str) -> None:
             )
         if op.name in _UNSEEDED:
             raise RhinoError(
-                "RHI-RUN-001", f"'{op.name}' draws other numbers each time: no two runs agree", place, fix=_UNSEEDED_FIX
+                "RHI-RUN-001",
+                f"'{op.name}' draws different numbers in each run, so no two runs agree",
+                place,
+                fix=_UNSEEDED_FIX,
             )
         if _calls_back(op):
-            what = f"'{op.name}' calls {_target(op)}, back into the process that made the program, which is gone"
+            what = f"'{op.name}' calls {_target(op)}, in the process that made the program, which is not there"
             raise RhinoError("RHI-RUN-001", what, place, fix=_NO_CALLBACKS)
 
 

@@ -29,8 +29,8 @@ FORBIDDEN = "rhino.forbidden"
 
 On an argument or a result a list of them, on an op a list for each of its results.
 """
-SAID = "rhino.said"
-"""On an argument, a result or an op: the user's words that its constraints come from."""
+PROVENANCE = "rhino.provenance"
+"""On an argument, a result or an op: the options or lines of files that its constraints come from, for messages."""
 ROLES = "rhino.axis_roles"
 """On the module: what axes of the mesh are for."""
 MESH_NAME = "mesh"

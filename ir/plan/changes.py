@@ -37,7 +37,7 @@ def check_current(
         raise _stale(
             f"the plan was made for another program than {source.function}", _differences(plan, source, tensors)
         )
-    why = "the program is the same, and is brought into another form before it is planned than then"
+    why = "the program is the same, but this version of Rhino normalizes it in another way"
     raise _stale(f"the plan of {source.function} was made by another version of Rhino", iter((why,)))
 
 

@@ -132,7 +132,7 @@ def _write_file(text: str, path: Path) -> None:
     if path.is_dir():
         raise _unwritable(path, "it is a folder, and the plan is one file", "name a file, as plan.json")
     if path.is_file() and path.stat().st_size and not begins_plan(path):
-        raise _unwritable(path, "it is there, and is no plan", "give another name, or remove it")
+        raise _unwritable(path, "it exists, and is not a plan", "give another name, or remove it")
     if path.name == PLAN and path.with_name(STEP).exists():
         raise _unwritable(path, "its folder is a plan in stages", "give another folder, or remove that plan")
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -147,12 +147,12 @@ def _write_folder(files: Mapping[str, str], folder: Path) -> None:
     if folder.is_file():
         raise _unwritable(folder, "it is a file, and the plan is a folder", "give another name, or remove it")
     if folder.exists() and not (folder.is_dir() and (_is_plan(folder) or not any(folder.iterdir()))):
-        raise _unwritable(folder, "it is there, and is no plan", "give another name, or remove it")
+        raise _unwritable(folder, "it exists, and is not a plan", "give another name, or remove it")
     before = _own_files(folder)
     for name in files:
         if name not in before and ((folder / name).exists() or not _is_within(folder, name)):
             fix = "give another name, or move that file"
-            raise _unwritable(folder, f"{name} is there, and is not of the plan that is replaced", fix)
+            raise _unwritable(folder, f"{name} exists, and is not a file of the plan that is replaced", fix)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as beside:
         new = Path(beside) / "new"
         for name, text in files.items():

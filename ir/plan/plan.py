@@ -245,7 +245,7 @@ class Predicted:
 SHARD: Final = "shard"
 """What is searched for: shardings, and of a step in stages what the user leaves open of it."""
 
-WHOLE: Final = "whole"
+AUTOTUNE: Final = "autotune"
 """What is searched for: stages, mesh, micro-batches, schedule and rematerialization too."""
 
 
@@ -253,8 +253,8 @@ WHOLE: Final = "whole"
 class Request:
     """What the user asked for beside the `options` of a plan; what is None or empty was left open.
 
-    `search` is `SHARD` or `WHOLE`. `mesh` is as it was given, `remat` are the shares of the activation stash that are
-    recomputed. A `strategy` looks at `candidates` plans at most.
+    `search` is `SHARD` or `AUTOTUNE`. `mesh` is as it was given, `remat` are the shares of the activation stash that
+    are recomputed. A `strategy` looks at `candidates` plans at most.
     """
 
     search: str = SHARD

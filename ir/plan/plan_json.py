@@ -1,6 +1,6 @@
 """A plan as JSON, and back. Rows that belong together stand one to a line, so that a diff of two files reads.
 
-An object holds the whole plan but for a step's instructions and programs, which are files of their own beside it
+An object holds the plan but for a step's instructions and programs, which are files of their own beside it
 (`rhino.ir.plan.files`); `files` has their hashes, and `sha256` is the hash of the rest of the object.
 
 Errors    RHI-PLAN-001 not a plan, or one of another version; RHI-PLAN-002 it is not as it was written.
@@ -32,8 +32,8 @@ from rhino.ir.plan.json_values import (
     words_of,
 )
 from rhino.ir.plan.plan import (
+    AUTOTUNE,
     SHARD,
-    WHOLE,
     Alternative,
     Annotations,
     Autotuning,
@@ -206,7 +206,7 @@ def _request(data: dict[str, Any]) -> Request:
         strategy=text_of(data.get("strategy", "")),
         candidates=_asked(data, "candidates"),
     )
-    if found.search not in (SHARD, WHOLE):
+    if found.search not in (SHARD, AUTOTUNE):
         raise ValueError(f"{found.search!r} is no search")
     return found
 

@@ -48,6 +48,8 @@ _State: TypeAlias = Literal["empty", "constant", "held", "freed", "taken over", 
 
 _GONE: Final = ("empty", "freed", "taken over")
 
+_FIX: Final = "plan again; instructions that were written by hand have to be corrected"
+
 _NUM_LARGEST: Final = 3
 """How many of the largest arrays an error about memory names."""
 
@@ -100,7 +102,7 @@ def verify_plan(plan: Plan, execution: Execution) -> None:
         names = layout.dtype, DTYPES.get(layout.dtype)
         if not tensor.num_key_dims and (tensor.shape != layout.shape or tensor.dtype not in names):
             raise RhinoError(
-                "RHI-STEP-006", f"{words} of the step is {_words(layout)}, and the plan says {tensor.kind}"
+                "RHI-STEP-006", f"{words} of the step is {_words(layout)}, and the plan says {tensor.kind}", fix=_FIX
             )
 
 
@@ -114,7 +116,9 @@ def verify_parts(step: Step, parts: Sequence[tuple[Sequence[int], Sequence[Local
     assigned = sorted(rank for ranks, _ in parts for rank in ranks)
     if assigned != list(range(step.num_ranks)):
         raise RhinoError(
-            "RHI-STEP-009", f"the processes hold ranks {assigned}, expected each of 0 .. {step.num_ranks - 1} once"
+            "RHI-STEP-009",
+            f"the processes hold ranks {assigned}, expected each of 0 .. {step.num_ranks - 1} once",
+            fix=_FIX,
         )
     for ranks, found in parts:
         for at, (expected, got) in enumerate(zip_longest(project(step, ranks), found)):
@@ -123,7 +127,7 @@ def verify_parts(step: Step, parts: Sequence[tuple[Sequence[int], Sequence[Local
                     f"instruction {at} of the process with ranks {list(ranks)} is {got or 'missing'}, "
                     f"expected {expected or 'none'}"
                 )
-                raise RhinoError("RHI-STEP-009", what)
+                raise RhinoError("RHI-STEP-009", what, fix=_FIX)
 
 
 def _check_programs(step: Step) -> None:
@@ -135,11 +139,12 @@ def _check_programs(step: Step) -> None:
                 raise RhinoError(
                     "RHI-STEP-001",
                     f"program {number} ({program.name}): {numbers} are not different ones of {count} {words}",
+                    fix=_FIX,
                 )
         for taken, by in program.donated:
             if program.inputs[taken] != program.outputs[by]:
                 what = f"output {by} is {_words(program.outputs[by])} and takes over {_words(program.inputs[taken])}"
-                raise RhinoError("RHI-STEP-006", f"program {number} ({program.name}): {what}")
+                raise RhinoError("RHI-STEP-006", f"program {number} ({program.name}): {what}", fix=_FIX)
 
 
 def _check_layouts(step: Step) -> None:
@@ -151,18 +156,20 @@ def _check_layouts(step: Step) -> None:
         unknown = [axis for axes in layout.dims for axis in axes if axis not in step.mesh.names]
         if unknown or not element_bytes(layout.dtype):
             raise RhinoError(
-                "RHI-STEP-001", f"an array is {_words(layout)}, on a mesh with axes {', '.join(step.mesh.names)}"
+                "RHI-STEP-001",
+                f"an array is {_words(layout)}, on a mesh with axes {', '.join(step.mesh.names)}",
+                fix=_FIX,
             )
 
 
 def _check_slots(step: Step) -> None:
     for slot, one in enumerate(step.slots):
         if one.rank not in range(step.num_ranks):
-            raise RhinoError("RHI-STEP-001", f"slot {slot} is on rank {one.rank} of {step.num_ranks}")
+            raise RhinoError("RHI-STEP-001", f"slot {slot} is on rank {one.rank} of {step.num_ranks}", fix=_FIX)
     constants = [slot for slot, _ in step.constants]
     if len(set(constants)) < len(constants) or any(slot not in range(len(step.slots)) for slot in constants):
         raise RhinoError(
-            "RHI-STEP-001", f"the constants' slots {constants} are not different ones of {len(step.slots)}"
+            "RHI-STEP-001", f"the constants' slots {constants} are not different ones of {len(step.slots)}", fix=_FIX
         )
 
 
@@ -193,7 +200,9 @@ class _Walk:
 
     def error(self, id: str, what: str) -> RhinoError:
         """The error at this instruction."""
-        return RhinoError(id, f"instruction {self.at}, {_what(self.step, self.step.instructions[self.at])}: {what}")
+        return RhinoError(
+            id, f"instruction {self.at}, {_what(self.step, self.step.instructions[self.at])}: {what}", fix=_FIX
+        )
 
     def check_references(self, one: Global) -> None:
         """Everything that an instruction names is there."""
@@ -297,11 +306,13 @@ class _Walk:
         for slot, state in enumerate(self.state):
             if state == "held":
                 raise RhinoError(
-                    "RHI-STEP-005", f"slot {slot} is {self.story(slot)}: nothing frees, takes over or fetches it"
+                    "RHI-STEP-005",
+                    f"slot {slot} is {self.story(slot)}: nothing frees, takes over or fetches it",
+                    fix=_FIX,
                 )
         for number in range(self.num_results):
             if ("result", number) not in self.first_use:
-                raise RhinoError("RHI-STEP-005", f"no instruction fetches result {number}")
+                raise RhinoError("RHI-STEP-005", f"no instruction fetches result {number}", fix=_FIX)
 
 
 def _check_memory(step: Step, limits: Limits) -> None:
@@ -328,7 +339,7 @@ def _does_not_fit(step: Step, limits: Limits, rank: int, peak_bytes: int, at: in
         "RHI-STEP-008",
         f"rank {rank} has a {PEAK} of {format_bytes(peak_bytes)} on each device at instruction {at}, "
         f"{_what(step, one)}: {format_bytes(peak_bytes - limits.budget_bytes)} more than it has",
-        notes=(f"{len(live)} arrays are held then", *notes),
+        notes=(f"{len(live)} arrays are live at that time", *notes),
         fix="take more stages, more micro-batches, a schedule that holds fewer of them, or devices with more memory",
     )
 

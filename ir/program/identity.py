@@ -85,7 +85,6 @@ def is_constant(value: ir.Value[Any], number: float) -> bool:
         return False
     splat = attribute.get_splat_value()
     if isinstance(splat, ir.IntegerAttr | ir.BoolAttr) and isinstance(element, ir.IntegerType):
-        return bool(
-            (int(splat.value) - int(number)) % 2**element.width == 0
-        )  # of one pattern of bits: -1 is 255 in eight
+        # of one pattern of bits: -1 is 255 in eight
+        return bool((int(splat.value) - int(number)) % 2**element.width == 0)
     return isinstance(splat, ir.FloatAttr) and bool(splat.value == number)

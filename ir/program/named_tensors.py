@@ -1,4 +1,4 @@
-"""Tensors that a user can speak of, with what is said of them: arguments, results, and the results of ops."""
+"""Tensors that a user can name, with the constraints on them: arguments, results, and the results of ops."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rhino.ir.graph.graph import WHILE
 from rhino.ir.mlir.bindings import func, ir, sdy
 from rhino.ir.mlir.boundary import Attributes, Side, boundary_attributes, set_boundary_attributes
 from rhino.ir.mlir.locations import name_of, place_of
-from rhino.ir.mlir.shardings import FORBIDDEN, SAID, SHARDING, NamedMesh, allowed_specs, per_value_attribute
+from rhino.ir.mlir.shardings import FORBIDDEN, PROVENANCE, SHARDING, NamedMesh, allowed_specs, per_value_attribute
 from rhino.ir.program.program import CARRIED, CONSTRAINT, Program, argument_name
 from rhino.ir.request.constraints import Dim
 from rhino.ir.request.patterns import dotted
@@ -22,7 +22,8 @@ _RESULT_INFO = "jax.result_info"
 class NamedTensor:
     """A tensor, its names, and the constraints on it.
 
-    These are its sharding, if it has one, the shardings that it must not have, and the user's words for them.
+    These are its sharding, if it has one, the shardings that it must not have, and the options or lines of files that
+    these come from (`provenance`).
     """
 
     names: tuple[str, ...]
@@ -31,28 +32,32 @@ class NamedTensor:
     place: Place
     sharding: ir.Attribute | None
     forbidden: list[ir.Attribute] = field(default_factory=list)
-    said: list[str] = field(default_factory=list)
+    provenance: list[str] = field(default_factory=list)
 
 
-def said_words(attributes: Attributes | ir.OpAttributeMap) -> list[str]:
-    """Returns the user's words that the constraints on an argument, a result or an op come from."""
-    return [ir.StringAttr(words).value for words in ir.ArrayAttr(attributes[SAID])] if SAID in attributes else []
+def provenance_of(attributes: Attributes | ir.OpAttributeMap) -> list[str]:
+    """Returns where the constraints on an argument, a result or an op come from, as the user wrote them."""
+    return (
+        [ir.StringAttr(words).value for words in ir.ArrayAttr(attributes[PROVENANCE])]
+        if PROVENANCE in attributes
+        else []
+    )
 
 
-def words_on(program: Program, value: int) -> list[str]:
-    """Returns the user's words that the constraints on a value come from.
+def provenance_of_value(program: Program, value: int) -> list[str]:
+    """Returns where the constraints on a value come from, as the user wrote them.
 
     They are on the argument or the op, and on the results where the value is returned.
     """
     op = int(program.graph.value_op[value])
-    words = said_words(boundary_attributes(program.entry, "arg")[value] if op < 0 else program.ops[op].attributes)
+    words = provenance_of(boundary_attributes(program.entry, "arg")[value] if op < 0 else program.ops[op].attributes)
     if value in program.graph.returns:
         results = boundary_attributes(program.entry, "res")
         words += [
             one
             for number, attrs in zip(program.graph.returns, results, strict=True)
             if number == value
-            for one in said_words(attrs)
+            for one in provenance_of(attrs)
         ]
     return list(dict.fromkeys(words))
 
@@ -80,7 +85,7 @@ def result_tensors(entry: func.FuncOp, file: str) -> list[NamedTensor]:
 
 
 def write_boundary(entry: func.FuncOp, side: Side, tensors: Sequence[NamedTensor]) -> None:
-    """Writes what is said of arguments or results."""
+    """Writes the constraints on arguments or results."""
     old = boundary_attributes(entry, side)
     set_boundary_attributes(
         entry, side, [{**attrs, **_attributes_of(tensor)} for attrs, tensor in zip(old, tensors, strict=True)]
@@ -110,7 +115,7 @@ def op_tensors(program: Program, op: int) -> list[NamedTensor]:
 
 
 def write_op(op: ir.Operation, tensors: Sequence[NamedTensor], mesh_name: str) -> None:
-    """Writes what is said of the results of an op; those of which nothing is said stay open."""
+    """Writes the constraints on the results of an op; results without one stay open."""
     if any(tensor.sharding is not None for tensor in tensors):
         every = [tensor.sharding or open_attribute(mesh_name, len(tensor.shape)) for tensor in tensors]
         match op.name:
@@ -124,9 +129,9 @@ def write_op(op: ir.Operation, tensors: Sequence[NamedTensor], mesh_name: str) -
         op.attributes[FORBIDDEN] = ir.ArrayAttr.get(
             [ir.ArrayAttr.get(list(dict.fromkeys(tensor.forbidden))) for tensor in tensors]
         )
-    if any(tensor.said for tensor in tensors):
-        op.attributes[SAID] = _words(
-            [*said_words(op.attributes), *(words for tensor in tensors for words in tensor.said)]
+    if any(tensor.provenance for tensor in tensors):
+        op.attributes[PROVENANCE] = _words(
+            [*provenance_of(op.attributes), *(words for tensor in tensors for words in tensor.provenance)]
         )
 
 
@@ -187,20 +192,20 @@ def _braced(axes: Sequence[str], *, is_open: bool = False) -> str:
 def _boundary_tensor(names: tuple[str, ...], what: str, kind: ir.Type, place: Place, attrs: Attributes) -> NamedTensor:
     shape = tuple(kind.shape) if isinstance(kind, ir.RankedTensorType) else ()
     forbidden = list(ir.ArrayAttr(attrs[FORBIDDEN])) if FORBIDDEN in attrs else []
-    return NamedTensor(names, what, shape, place, attrs.get(SHARDING), forbidden, said_words(attrs))
+    return NamedTensor(names, what, shape, place, attrs.get(SHARDING), forbidden, provenance_of(attrs))
 
 
 def _attributes_of(tensor: NamedTensor) -> Attributes:
     found: Attributes = {} if tensor.sharding is None else {SHARDING: tensor.sharding}
     if tensor.forbidden:
         found[FORBIDDEN] = ir.ArrayAttr.get(list(dict.fromkeys(tensor.forbidden)))
-    if tensor.said:
-        found[SAID] = _words(tensor.said)
+    if tensor.provenance:
+        found[PROVENANCE] = _words(tensor.provenance)
     return found
 
 
 def _words(texts: Sequence[str]) -> ir.Attribute:
-    """Returns the attribute that holds a user's words, each once: what is said again stays as it is."""
+    """Returns the attribute that holds texts, each once."""
     return ir.ArrayAttr.get([ir.StringAttr.get(words) for words in dict.fromkeys(texts)])
 
 

@@ -37,7 +37,10 @@ def check_signature(program: StepProgram, module: ir.Module, mesh: Mesh, file: s
 def disagreement(program: StepProgram, what: str, file: str) -> RhinoError:
     """Returns the error that says in what a program and its module disagree."""
     return RhinoError(
-        "RHI-RUN-006", f"program {program.name} and its module {program.module} disagree: {what}", Place(file)
+        "RHI-RUN-006",
+        f"program {program.name} and its module {program.module} disagree: {what}",
+        Place(file),
+        fix="plan again: the plan's files do not belong together",
     )
 
 

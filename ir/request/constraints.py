@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from rhino.ir.diagnostics import Place, RhinoError
-from rhino.ir.request.sharing import Way, parse_way
+from rhino.ir.request.scope_sharding import ScopeSharding, parse_scope_sharding
 
 ROLES: Final = ("batch", "model")
 _DIM: Final = re.compile(r"\s*\{([^{}]*)\}\s*")
@@ -38,11 +38,11 @@ class Dim:
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """Tensors whose names match `pattern` lie as `dims` [rank] say. `said` is how the user put it."""
+    """Tensors whose names match `pattern` lie as `dims` [rank] say. `provenance` is how the user put it."""
 
     pattern: str
     dims: tuple[Dim, ...]
-    said: str
+    provenance: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Ban:
 
     pattern: str
     dims: tuple[Dim, ...]
-    said: str
+    provenance: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class AxisBan:
 
     pattern: str
     axis: str
-    said: str
+    provenance: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +69,16 @@ class AxisRole:
 
     axis: str
     role: str
-    said: str
+    provenance: str
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Ops in the scopes whose names match `pattern` are shared by devices in this way."""
+    """Devices share the ops of the scopes whose names match `pattern` as `sharding` says."""
 
     pattern: str
-    way: Way
-    said: str
+    sharding: ScopeSharding
+    provenance: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +87,11 @@ class Pad:
 
     pattern: str
     dim: int | None
-    said: str
+    provenance: str
 
     @property
     def text(self) -> str:
-        """The same as it is said on a command line."""
+        """The same as on a command line."""
         return self.pattern if self.dim is None else f"{self.pattern}:{self.dim}"
 
 
@@ -100,7 +100,7 @@ Constraint = Pin | Ban | AxisBan
 
 @dataclass(frozen=True, slots=True)
 class Constraints:
-    """All that is said: of tensors, of axes, and of scopes."""
+    """All constraints: on tensors, on axes, and on scopes."""
 
     constraints: tuple[Constraint, ...] = ()
     roles: tuple[AxisRole, ...] = ()
@@ -160,7 +160,9 @@ def read_constraints(file: str) -> Constraints:
             _role(axis, role, f"axis-role '{axis}={role}' of {file}")
             for axis, role in _table(root, "axis-role", "axes")
         ]
-        scopes = [_scope(name, way, f"scope '{name}={way}' of {file}") for name, way in _table(root, "scope", "names")]
+        scopes = [
+            _scope(name, value, f"scope '{name}={value}' of {file}") for name, value in _table(root, "scope", "names")
+        ]
         pads = [_file_pad(row, f"pad {number} of {file}") for number, row in enumerate(_rows(root, "pad"), 1)]
         return Constraints((*pins, *bans), tuple(roles), tuple(scopes), tuple(pads))
     except _MalformedError as error:
@@ -175,8 +177,9 @@ def read_toml(file: str, id: str) -> dict[str, object]:
         what = f"the file cannot be read: {error.strerror}"
         raise RhinoError("RHI-CLI-002", what, Place(file), fix="give a TOML file that can be read") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        kind = "RHI-CLI-002" if isinstance(error, UnicodeDecodeError) else id
         raise RhinoError(
-            "RHI-CLI-002" if isinstance(error, UnicodeDecodeError) else id, f"not TOML: {error}", Place(file)
+            kind, f"not TOML: {error}", Place(file), fix="correct it; docs/constraints.md shows such files"
         ) from None
 
 
@@ -211,10 +214,10 @@ def _role(axis: str, role: str, origin: str) -> AxisRole:
 
 
 def _scope(pattern: str, text: str, origin: str) -> Scope:
-    way = parse_way(text)
-    if way is None:
+    sharding = parse_scope_sharding(text)
+    if sharding is None:
         raise _MalformedError(f"got {text}, expected replicate, split, or one of these with a number of devices in ()")
-    return Scope(pattern, way, origin)
+    return Scope(pattern, sharding, origin)
 
 
 def _dims(text: str) -> tuple[Dim, ...]:

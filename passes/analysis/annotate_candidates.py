@@ -19,7 +19,7 @@ from typing import ClassVar
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.reader import entry_function
 from rhino.passes.base import Remarks
-from rhino.passes.sharding.problem import PLANNING_ERRORS, PlanningPass, begin_choice
+from rhino.passes.sharding.planning_pass import PLANNING_ERRORS, PlanningPass, begin_choice
 from rhino.passes.with_rules import with_rules
 from rhino.strategies.cost.candidates import strategy_name
 

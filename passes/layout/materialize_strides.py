@@ -65,7 +65,9 @@ class MaterializeStrides(Pass):
     def run(self, module: ir.Operation, remarks: Remarks) -> None:
         """Rewrites the regions of `module` in which a view saves communication, in place."""
         if self.parts < 1:
-            raise RhinoError("RHI-PASS-001", f"pass '{self.name}' takes 1 part or more, not {self.parts}")
+            raise RhinoError(
+                "RHI-PASS-001", f"pass '{self.name}' takes 1 part or more, not {self.parts}", fix="give 1 or more"
+            )
         entry_function(module, remarks.file)
         found = module_mesh(module)
         # It matters which dims are split, and not into how many parts.

@@ -38,7 +38,7 @@ from rhino.passes.frontend.tidy import tidy
 from rhino.passes.layout.nested_reads import read_inside
 from rhino.passes.layout.padded_ops import can_pad, is_made_anew, make_anew, masked, resized, rewrite
 from rhino.passes.layout.viewed_ops import retype
-from rhino.passes.sharding.problem import AUTO, PLANNING_ERRORS, PlanningPass
+from rhino.passes.sharding.planning_pass import AUTO, PLANNING_ERRORS, PlanningPass
 from rhino.passes.with_rules import renew_rules, with_rules
 from rhino.strategies.layout.padding import Pads, Seed, Shape, find_pads
 from rhino.strategies.layout.padding_values import Masks, find_masks
@@ -99,7 +99,9 @@ class PadDims(PlanningPass):
     def num_parts(self, module: ir.Operation, remarks: Remarks) -> int:
         """Returns what padded dims are to be divisible by."""
         if self.parts < 0:
-            raise RhinoError("RHI-PASS-001", f"pass '{self.name}' takes 0 parts or more, not {self.parts}")
+            raise RhinoError(
+                "RHI-PASS-001", f"pass '{self.name}' takes 0 parts or more, not {self.parts}", fix="give 0 or more"
+            )
         if self.parts or self.mesh != AUTO or module_mesh(module) is not None:
             return self.parts or self.targets(module, Remarks(remarks.file))[0].mesh.num_devices
         return load_cluster(self.cluster).num_devices
@@ -131,11 +133,11 @@ def _seeds(program: Program, requested: Sequence[Pad], parts: int) -> Iterator[S
         if not found:
             close = nearest(dotted(one.pattern), names, ".")
             fix = f"did you mean {' or '.join(close)}?" if close else "see docs/constraints.md for what a name is"
-            raise RhinoError("RHI-PIN-002", f"{one.said} matches no argument", Place(program.file), fix=fix)
+            raise RhinoError("RHI-PIN-002", f"{one.provenance} matches no argument", Place(program.file), fix=fix)
         for number in found:
             shape = graph.type_of(number).shape
             if one.dim is not None and one.dim >= len(shape):
-                what = f"{one.said}: {program.describe(number)} has no dim {one.dim}"
+                what = f"{one.provenance}: {program.describe(number)} has no dim {one.dim}"
                 raise RhinoError("RHI-PIN-002", what, Place(program.file), fix="dims count from 0: NAME:DIM")
             for dim, size in enumerate(shape):
                 if size % parts and size > 1 and (dim == one.dim or (one.dim is None and size > parts)):

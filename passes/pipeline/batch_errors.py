@@ -57,7 +57,7 @@ def _not_free(sync: Sync, program: Program) -> RhinoError:
     op = program.ops[meeting.op]
     scope = name_of(op.location)
     what = (
-        f"the step is not free of synchronisation: '{op.name}'{f' in {scope!r}' if scope else ''} reads a part of the "
+        f"micro-batches would have to synchronize: '{op.name}'{f' in {scope!r}' if scope else ''} reads a part of the "
         "batch and needs "
     )
     notes = []
@@ -65,7 +65,7 @@ def _not_free(sync: Sync, program: Program) -> RhinoError:
         source = program.ops[meeting.source]
         made = program.describe(graph.results(meeting.source).start)
         notes.append(
-            f"that is known when all micro-batches have been through {made} at "
+            f"it is known only after all micro-batches have computed {made} at "
             f"{place_of(source.location, program.file)}"
         )
         what += "a value of the whole batch"
@@ -77,7 +77,7 @@ def _not_free(sync: Sync, program: Program) -> RhinoError:
     notes.append(f"work of each micro-batch waits for it: {waits} at {place_of(heavy.location, program.file)}")
     notes.append(f"the batch is taken to be {_dims(program, sync.batch)}")
     fix = (
-        "let examples not depend on each other: normalise over groups or layers instead of the batch, or over each "
+        "make examples independent of each other: normalize over groups or layers instead of the batch, or over each "
         "micro-batch on its own; "
         "take negatives from each micro-batch, or keep the batch whole; if the batch is another dim, name it with "
         "--batch"

@@ -50,7 +50,7 @@ from rhino.passes.pipeline.part_slices import take_slices
 from rhino.passes.pipeline.time_loop import Carried
 from rhino.passes.sharding.localize import rewrite
 from rhino.passes.with_rules import run_on_functions
-from rhino.strategies.choice.plan import ShardingPlan
+from rhino.strategies.choice.sharding_plan import ShardingPlan
 from rhino.strategies.microbatch.micro_batch import BatchParts, BatchRequest, Sync, as_plan, take_in_parts
 
 _SIDES: Final[tuple[Side, Side]] = ("arg", "res")
@@ -80,7 +80,7 @@ class MicroBatch(Pass):
     batch: str = opt(
         "", "NAME or NAME:DIM, several with ; between: arguments with the batch at that dim (0); empty finds them"
     )
-    whole: str = opt("", "NAME, several with ; between: arguments that have no batch")
+    no_batch: str = opt("", "NAME, several with ; between: arguments that have no batch")
     widen: bool = opt(True, "accumulate sums of 16-bit floats in f32")
 
     def run(self, module: ir.Operation, remarks: Remarks) -> None:
@@ -148,12 +148,14 @@ class MicroBatch(Pass):
                     what = f"batch '{text}': {program.describe(number)} has no dim {dim}"
                     raise RhinoError("RHI-BATCH-007", what, Place(remarks.file), fix="dims count from 0: NAME:DIM")
                 batch[number] = dim
-        whole = frozenset(
-            number for text in _each(self.whole) for number in _matching(graph, text, f"whole '{text}'", remarks.file)
+        no_batch = frozenset(
+            number
+            for text in _each(self.no_batch)
+            for number in _matching(graph, text, f"no-batch '{text}'", remarks.file)
         )
         copied = frozenset(number for number, op in enumerate(program.ops) if COPY in op.attributes)
         return BatchRequest(
-            self.num, {n: d for n, d in batch.items() if n not in whole}, whole, copied, condition_reads(program)
+            self.num, {n: d for n, d in batch.items() if n not in no_batch}, no_batch, copied, condition_reads(program)
         )
 
 
@@ -242,10 +244,10 @@ def _refuse_shardings(entry: func.FuncOp, file: str) -> None:
         if op.name == CONSTRAINT or SHARDING in op.attributes:
             raise RhinoError(
                 "RHI-BATCH-006",
-                f"'{op.name}' has a sharding, which speaks of the whole batch",
+                f"'{op.name}' has a sharding of the whole batch",
                 place_of(op.location, file),
                 fix=(
-                    "make micro-batches first, then say shardings of ops with --pin=loc:...; those of arguments and "
+                    "divide the batch first, and then pin ops with --pin=loc:...; shardings of arguments and "
                     "results may stay"
                 ),
             )

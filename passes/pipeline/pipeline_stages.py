@@ -39,16 +39,16 @@ from rhino.ir.units import fits_text, format_bytes, format_seconds, parse_size
 from rhino.passes.base import Pass, Remarks, opt
 from rhino.passes.frontend.stage_marks import BACK, FORWARD, direction_of, drop_marks
 from rhino.passes.pipeline.sharded_step import SHARDED_ERRORS, num_ranks, sharded_figures
-from rhino.passes.sharding.problem import DEFAULT_CLUSTER
+from rhino.passes.sharding.planning_pass import DEFAULT_CLUSTER
 from rhino.passes.unsharded import WHOLE_ERRORS, whole_program
-from rhino.strategies.choice.plan_costs import local_bytes, runs_alone
+from rhino.strategies.choice.sharding_plan_costs import local_bytes, runs_alone
 from rhino.strategies.pipeline.activation_stash import Handing
 from rhino.strategies.pipeline.schedules import DEFAULT, Order, Pipeline, make_order
 from rhino.strategies.pipeline.split_backward_cost import split_backward_cost
-from rhino.strategies.pipeline.stages.graph import Staging, make_staging
 from rhino.strategies.pipeline.stages.marks import marked_stages
 from rhino.strategies.pipeline.stages.places import op_stages
-from rhino.strategies.pipeline.stages.problem import OPEN, StageProblem
+from rhino.strategies.pipeline.stages.stage_graph import Staging, make_staging
+from rhino.strategies.pipeline.stages.stage_problem import OPEN, StageProblem
 from rhino.strategies.solver.answer import Infeasible, Unsolved
 from rhino.strategies.structure.training_phases import TrainingPhases, parts_of
 
@@ -88,10 +88,10 @@ class PipelineStages(Pass):
 
     stages: int = opt(2, "how many stages")
     tolerance: str = opt(
-        "", "by what share of the best balance the largest work of a stage may be over it; empty chooses one"
+        "", "how far the work of the largest stage may exceed the best balance, as a share; empty chooses one"
     )
-    schedule: str = opt(DEFAULT, "by which a tolerance is chosen")
-    ranks: int = opt(0, "on how many ranks the stages are, where that is not one each")
+    schedule: str = opt(DEFAULT, "the pipeline schedule; an empty tolerance is chosen for it")
+    ranks: int = opt(0, "the number of ranks; 0 is one for each stage")
     cluster: str = opt(DEFAULT_CLUSTER, "a preset's name or a cluster file")
     budget: str = opt(
         "", "bytes per device that parameters, sums and saved activations may take, as 16GiB; empty sets no limit"
@@ -101,11 +101,11 @@ class PipelineStages(Pass):
         """Annotates `module` in place."""
         tolerance = parse_tolerance(self.tolerance)
         if self.stages < 1:
-            raise _bad_number(f"{self.stages} stages were asked for", "ask for one or more")
+            raise _bad_number(f"{self.stages} stageswere requested", "ask for one or more")
         ranks = self.ranks or self.stages
         if ranks < 1 or self.stages % ranks:
             raise _bad_number(
-                f"{self.stages} stages were asked for on {ranks} ranks", "ask for a number that the ranks divide"
+                f"{self.stages} stageswere requested on {ranks} ranks", "ask for a number that the ranks divide"
             )
         cluster = load_cluster(self.cluster)
         with whole_program(module, remarks) as program:
@@ -152,7 +152,7 @@ class PipelineStages(Pass):
                 "the step computes nothing, so no stage has anything to do", "shard it alone, with --auto-shard"
             )
         if working < self.stages:
-            what = f"{self.stages} stages were asked for, and the step has {working} ops that compute"
+            what = f"{self.stages} stageswere requested, and the step has {working} ops that compute"
             raise _bad_number(what, f"ask for at most {working}, or give loops in it unrolled: each counts as one")
         _check_order(program, staging, pins)
         return staging
@@ -172,17 +172,17 @@ class PipelineStages(Pass):
         for number in found.misplaced:
             raise RhinoError(
                 "RHI-STAGE-003",
-                "a boundary of stages stands in a loop of the model, or in what runs again in the backward pass",
+                "a stage boundary is inside a loop of the model, or inside a part that is recomputed",
                 place_of(program.ops[number].location, program.file),
-                fix="put it between such parts: outside of jax.lax.scan, fori_loop and jax.checkpoint",
+                fix="put it outside of such parts: outside of jax.lax.scan, fori_loop and jax.checkpoint",
             )
         if found.num_stages != self.stages:
             place = place_of(program.ops[next(iter(marks))].location, program.file)
             if found.num_stages == 1:
-                what = "boundaries of stages in the model part nothing"
-                fix = "put them on what the model computes of the batch, on its way to the loss"
+                what = "the stage boundaries in the model separate no ops"
+                fix = "put them on activations, between the batch and the loss"
                 raise RhinoError("RHI-STAGE-003", what, place, fix=fix)
-            what = f"boundaries in the model make {found.num_stages} stages, and {self.stages} were asked for"
+            what = f"boundaries in the model make {found.num_stages} stages, and {self.stages}were requested"
             raise RhinoError("RHI-STAGE-003", what, place, fix=f"ask for {found.num_stages}, or take boundaries out")
         return {op: stage for op, stage in found.stages.items() if parts.body[op] and not parts.free[op]}
 
@@ -199,7 +199,7 @@ def parse_tolerance(text: str) -> float | None:
         raise RhinoError(
             "RHI-STAGE-002",
             f"tolerance '{text}' is no number from 0 to {MOST_TOLERANCE:g}",
-            fix="say for example 0.1: the largest work of a stage may be a tenth over the best balance",
+            fix="give for example 0.1: the largest work of a stage may be a tenth over the best balance",
         )
     return float(text)
 
@@ -220,7 +220,7 @@ def _check_range(program: Program, pins: dict[int, int], apply: Bools, num_stage
                 "RHI-STAGE-003",
                 f"'{program.ops[op].name}' is to be in {'' if apply[op] else 'virtual '}stage {stage}, of 0 to {most}",
                 place_of(program.ops[op].location, program.file),
-                (f"{num_stages} stages were asked for",),
+                (f"{num_stages} stageswere requested",),
                 f"choose one of these, or remove its {STAGE}",
             )
 
@@ -275,7 +275,7 @@ def _unsolved(
     problem = staging.problem
     if problem.budget_bytes is None:
         return RhinoError(
-            "RHI-STAGE-005", "the steps of the search were spent before stages were found", fix="pin fewer ops, or none"
+            "RHI-STAGE-005", "the search ran out of steps before it found stages", fix="pin fewer ops, or none"
         )
     free = _solve(replace(problem, budget_bytes=None), tolerance, order)
     notes = [f"the largest: {', '.join(_largest(staging.graph, program))}"]
@@ -291,7 +291,7 @@ def _unsolved(
             tuple(notes),
             fix,
         )
-    what = f"the steps of the search were spent before a cut was found that {fits_text(problem.budget_bytes)}"
+    what = f"the search ran out of steps before it found a cut that {fits_text(problem.budget_bytes)}"
     return RhinoError("RHI-STAGE-005", what, Place(program.file), tuple(notes), fix)
 
 
@@ -349,7 +349,7 @@ def _idle_stages(file: Place, work: Floats) -> Iterator[tuple[Place, str]]:
     for stage in np.flatnonzero(work <= 0).tolist():
         yield (
             file,
-            f"stage {stage} has no work: that moves least within the tolerance. Ask for fewer stages, or for a "
+            f"stage {stage} has no work: within the tolerance this cut transfers least. Ask for fewer stages, or for a "
             "smaller tolerance",
         )
 

@@ -7,7 +7,7 @@ Writes    copies of ops of the forward pass, with their attributes, right before
           an `optimization_barrier`, with a value of the backward pass that is there only then: so nothing merges copies
           with originals or moves them up. A copy of an op of virtual stage v is in stage 2d-2-v. What the user
           recomputes already stays as it is, and what that starts from is kept.
-Errors    RHI-RECOMPUTE-001 `remat` is malformed, RHI-CLUSTER-001 unknown preset, RHI-CLUSTER-002 malformed file,
+Errors    RHI-REMAT-001 `remat` is malformed, RHI-CLUSTER-001 unknown preset, RHI-CLUSTER-002 malformed file,
           RHI-READ-005 no entry function, RHI-SHARD-001 a sharding that the module's mesh does not have, RHI-LOCAL-001
           an op that cannot run between the shardings around it, RHI-MESH-001 a mesh that is larger than the cluster.
 Source    strategies/remat/rematerialization.py. Checkpoints between pieces: Chen, Xu, Zhang and Guestrin, "Training
@@ -34,7 +34,7 @@ from rhino.ir.units import format_bytes, format_seconds
 from rhino.passes.base import Pass, Remarks, opt
 from rhino.passes.pipeline.rematerialize_ops import write_blocks
 from rhino.passes.pipeline.sharded_step import SHARDED_ERRORS, sharded_figures
-from rhino.passes.sharding.problem import DEFAULT_CLUSTER
+from rhino.passes.sharding.planning_pass import DEFAULT_CLUSTER
 from rhino.passes.unsharded import WHOLE_ERRORS, whole_program
 from rhino.strategies.remat.remat_graph import ONE_STAGE, Stash, stash_of
 from rhino.strategies.structure.training_phases import TrainingPhases, parts_of
@@ -49,7 +49,7 @@ _SLICE: Final = "stablehlo.dynamic_slice"
 _MOST_BEGUN: Final = 4
 """Of how many steps at most it is kept what does not depend on the share.
 
-A search of whole plans goes back and forth between few.
+Autotuning goes back and forth between few.
 """
 
 _LARGE_SHARE: Final = 0.2
@@ -62,7 +62,7 @@ class Rematerialize(Pass):
 
     name: ClassVar[str] = "rhino-remat"
     errors: ClassVar[tuple[str, ...]] = (
-        "RHI-RECOMPUTE-001",
+        "RHI-REMAT-001",
         "RHI-CLUSTER-001",
         "RHI-CLUSTER-002",
         *WHOLE_ERRORS,
@@ -83,13 +83,13 @@ class Rematerialize(Pass):
 
     def write(self, program: Program, begun: Begun, remarks: Remarks) -> None:
         """Writes the copies of which the least has to run again for what is kept."""
-        kept = tuple(1 - share for share in parse_remat(self.remat))
-        kept_shares = dict(enumerate(_for_stages(kept, begun.num_stages if begun.is_staged else None)))
+        shares = parse_remat(self.remat)
+        remat = dict(enumerate(_for_stages(shares, begun.num_stages if begun.is_staged else None)))
         from rhino.strategies.remat.rematerialization import choose  # noqa: PLC0415 - loads LP solvers
 
-        in_flight = {stage: min(begun.num_micro_batches, begun.num_stages - stage) for stage in kept_shares}
+        in_flight = {stage: min(begun.num_micro_batches, begun.num_stages - stage) for stage in remat}
         stash = _with_slices(begun, in_flight)
-        choices = choose(stash, kept_shares, in_flight)
+        choices = choose(stash, remat, in_flight)
         blocks = [block for choice in choices for block in choice.blocks]
         write_blocks(program, begun.parts, stash, blocks, 2 * begun.num_stages - 2)
         for place, text in _remarks(program, stash, choices, staged=begun.is_staged):
@@ -157,41 +157,40 @@ def parse_remat(text: str) -> tuple[float, ...]:
     """Returns the shares of the stash that are recomputed, one or one for each stage.
 
     Raises:
-        RhinoError: RHI-RECOMPUTE-001 where the text is malformed.
+        RhinoError: RHI-REMAT-001 where the text is malformed.
     """
     shares = []
     for word in text.split(";"):
         if not _SHARE.fullmatch(word) or float(word) > 1:
-            raise _malformed(f"remat '{text}' is not between 0 and 1", "say a number from 0 to 1")
+            raise _malformed(f"remat '{text}' is not between 0 and 1", "give a number from 0 to 1")
         shares.append(float(word))
     return tuple(shares)
 
 
 def refuse_several(shares: tuple[float, ...]) -> None:
-    """Raises RHI-RECOMPUTE-001 where there is a share for each stage: what stages there will be is searched for."""
+    """Raises RHI-REMAT-001 where there is a share for each stage: what stages there will be is searched for."""
     if len(shares) > 1:
         what = (
-            f"remat has {len(shares)} values, one for each stage, and plans that are searched for are compared before "
-            "they are in stages"
+            f"remat has {len(shares)} values, one for each stage, and the search compares plans before it cuts stages"
         )
         raise _malformed(
             what,
-            "give one share for all stages; or give stages, micro-batches and the mesh, and nothing is searched for",
+            "give one share for all stages; or give stages, micro-batches and the mesh, so that nothing is searched",
         )
 
 
-def _for_stages(kept: tuple[float, ...], num_stages: int | None) -> tuple[float, ...]:
-    """Returns the share that each stage keeps."""
-    if len(kept) == 1:
-        return kept * (num_stages or 1)
-    if len(kept) != num_stages:
-        found = "the step is in no stages" if num_stages is None else f"the step is in {num_stages} stages"
-        raise _malformed(f"remat has {len(kept)} values, and {found}", "say one share, or one for each stage")
-    return kept
+def _for_stages(shares: tuple[float, ...], num_stages: int | None) -> tuple[float, ...]:
+    """Returns the share that each stage recomputes."""
+    if len(shares) == 1:
+        return shares * (num_stages or 1)
+    if len(shares) != num_stages:
+        found = "the step has no stages" if num_stages is None else f"the step is in {num_stages} stages"
+        raise _malformed(f"remat has {len(shares)} values, and {found}", "give one share, or one for each stage")
+    return shares
 
 
 def _malformed(what: str, fix: str) -> RhinoError:
-    return RhinoError("RHI-RECOMPUTE-001", what, fix=fix)
+    return RhinoError("RHI-REMAT-001", what, fix=fix)
 
 
 def _with_slices(begun: Begun, in_flight: Mapping[int, int]) -> Stash:
@@ -247,7 +246,7 @@ def _remarks(
             f"(gap {one.gap:.2%})"
         )
         remarks.append(
-            (Place(program.file), f"{where}{kept}; {again}; at most {format_bytes(one.alive_bytes)} are held")
+            (Place(program.file), f"{where}{kept}; {again}; at most {format_bytes(one.alive_bytes)} are live")
         )
     for unit in (unit for unit in stash.units if program.graph.cls(unit.op).name == WHILE):
         size = sum(stash.num_bytes[value] for value in unit.makes if value in stash.late)

@@ -11,9 +11,9 @@ from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.shardings import module_mesh
 from rhino.ir.program.program import Program
 from rhino.passes.sharding.localize import annotated_plan
-from rhino.passes.sharding.problem import rank_target
-from rhino.strategies.choice.plan import ShardingPlan
-from rhino.strategies.choice.plan_costs import op_seconds, states_of
+from rhino.passes.sharding.planning_pass import rank_target
+from rhino.strategies.choice.sharding_plan import ShardingPlan
+from rhino.strategies.choice.sharding_plan_costs import op_seconds, states_of
 from rhino.strategies.cost.cost_model import CostModel
 from rhino.strategies.sharding.choice_problem import Builder
 

@@ -8,7 +8,7 @@ Writes    the module as `rhino.ir.program.staged_module` describes it. Equal fun
           backward pass can make of what is kept for it anyway, it makes again
           (strategies/pipeline/activation_stash.py). A sum whose summands are made on several ranks is added up on each,
           and joined after the loop (passes/pipeline/partial_accumulation.py). A step in one stage (`rhino.num_stages =
-          1`) is one program, its loop with it (passes/pipeline/one_program.py).
+          1`) is one program, its loop with it (passes/pipeline/one_stage.py).
 Errors    RHI-SPLIT-001 no loop over micro-batches, RHI-SPLIT-002 an op without a stage or with one that cannot be,
           RHI-READ-005 no entry function, RHI-SHARD-001 a sharding that the module's mesh does not have, RHI-LOCAL-001
           an op that cannot run between the shardings around it, or layers that stand for several.
@@ -55,13 +55,13 @@ from rhino.ir.program.staged_module import (
     write_staged,
 )
 from rhino.passes.base import Pass, Remarks, opt
-from rhino.passes.pipeline.one_program import make_one_program
+from rhino.passes.pipeline.one_stage import make_one_program
 from rhino.passes.pipeline.partial_accumulation import keep_sums_apart
 from rhino.passes.pipeline.sharded_step import sharded_plan
 from rhino.passes.unsharded import WHOLE_ERRORS, whole_program
-from rhino.strategies.choice.plan_costs import local_bytes, runs_alone
+from rhino.strategies.choice.sharding_plan_costs import local_bytes, runs_alone
 from rhino.strategies.pipeline.activation_stash import Handing
-from rhino.strategies.pipeline.stages.problem import OPEN
+from rhino.strategies.pipeline.stages.stage_problem import OPEN
 from rhino.strategies.structure.training_phases import parts_of
 
 REPEATED: Final = "rhino.repeated"

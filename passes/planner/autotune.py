@@ -1,6 +1,6 @@
-"""The best whole plan where its caller leaves something open.
+"""The best plan where its caller leaves something open.
 
-The search compares shapes, and then makes the programs of the best ones.
+The search compares configurations, and then makes the programs of the best ones.
 
 Errors    RHI-SOLVE-001 no plan fits, RHI-SOLVE-002 none was found, RHI-MESH-001 more ranks than devices; what reading
           the module and making a plan raise.
@@ -22,7 +22,7 @@ from rhino.passes.planner.autotune_report import MadePlan, Report
 from rhino.passes.planner.evaluate import CONSTRAINTS, Setup, folded, make_space, pipeline_of, refusal
 from rhino.passes.planner.request import Decided, PlanRequest
 from rhino.passes.planner.workers import Workers
-from rhino.passes.sharding.problem import to_fit
+from rhino.passes.sharding.planning_pass import to_fit
 from rhino.strategies.autotune import explore, is_open, reopen
 from rhino.strategies.autotune.base import CutOff, Estimate, Evaluate, Explored, Outcome, PlanConfig, Refused, Space
 from rhino.strategies.pipeline.schedules import SCHEDULES, num_ranks_of
@@ -30,18 +30,18 @@ from rhino.strategies.pipeline.schedules import SCHEDULES, num_ranks_of
 T = TypeVar("T")
 
 MOST_MADE: Final = 3
-"""How many of the best shapes have their programs made, where the first does not fit or comes to more than the next is
-estimated at; and the best without stages, where all of them come to more than that is estimated at."""
+"""How many of the best configurations have their programs made, where the first does not fit or comes to more than the
+next is estimated at; and the best without stages, where all of them come to more than that is estimated at."""
 
 MOST_SCHEDULES: Final = 2
-"""How many more plans are made of such shapes, by other schedules, under the same condition."""
+"""How many more plans are made of such configurations, by other schedules, under the same condition."""
 
 MOST_NOTES: Final = 8
-"""How many shapes an error names."""
+"""How many configurations an error names."""
 
 CLOSE: Final = 1.1
-"""Times the budget: what came so near while shapes were compared may fit once its shardings are searched for as far as
-they can be."""
+"""Times the budget: what came so near while configurations were compared may fit once its shardings are searched for as
+far as they can be."""
 
 NOT_MADE: Final = ("RHI-STEP-008", "RHI-SOLVE-001", "RHI-SOLVE-002", "RHI-STAGE-001", "RHI-STAGE-004", "RHI-STAGE-005")
 """Errors of plans that cannot be made, most for they need too much, where another may do."""
@@ -67,8 +67,8 @@ def choose_plan(
 
     Raises:
         RhinoError: RHI-SOLVE-001 where no plan fits, RHI-SOLVE-002 where none was found, RHI-MESH-001 for more ranks
-            than devices; what `make` raises else; RHI-STAGE-001 and RHI-BATCH-001 for numbers of stages and
-            micro-batches that are none.
+            than devices, RHI-STAGE-001 and RHI-BATCH-001 for less than one stage or micro-batch, RHI-BATCH-002 for
+            stages of a step without a batch; and what `make` raises.
     """
     _check_numbers(request)
     schedule = SCHEDULES[setup.schedules[0]]
@@ -93,21 +93,20 @@ def choose_plan(
 
 
 def _space(setup: Setup, request: PlanRequest, stages: Sequence[int]) -> Space:
-    """Returns what is left to choose from. Raises RHI-SOLVE-002 where stages are asked for, and there is no batch."""
+    """Returns what is left to choose from. Raises RHI-BATCH-002 for stages of a step without a batch."""
     numbers = [] if request.micro_batches is None else [request.micro_batches]
     space = make_space(setup, stages, [request.mesh.shape] if request.mesh else [], numbers, request.candidates)
     if not space.meshes:
-        what = "stages want several micro-batches, and the step has no batch that can be taken in parts"
-        raise RhinoError(
-            "RHI-SOLVE-002", what, Place(setup.file), fix="name the batch with --batch=NAME:DIM, or leave --stages out"
-        )
-    return replace(space, keeps=(1 - request.remat[0],)) if request.remat else space
+        what = "stages need several micro-batches, and the step has no batch that can be divided"
+        fix = "name the batch with --batch=NAME:DIM, or leave --stages out"
+        raise RhinoError("RHI-BATCH-002", what, Place(setup.file), fix=fix)
+    return replace(space, remats=(request.remat[0],)) if request.remat else space
 
 
 def _check_numbers(request: PlanRequest) -> None:
     if request.stages is not None and request.stages < 1:
         raise RhinoError(
-            "RHI-STAGE-001", f"{request.stages} stages were asked for", fix="ask for one or more, or leave them out"
+            "RHI-STAGE-001", f"{request.stages} stageswere requested", fix="ask for one or more, or leave them out"
         )
     if request.micro_batches is not None and request.micro_batches < 1:
         raise RhinoError(
@@ -140,10 +139,10 @@ def _check_ranks(setup: Setup, ranks: Sequence[int], mesh: Sequence[int]) -> Non
 
 @dataclass(eq=False)
 class _End(Generic[T]):
-    """Makes the programs of the best shapes, best first.
+    """Makes the programs of the best configurations, best first.
 
-    `plans` are those that fit, and `best` is the best of them; `failed` are the shapes of those that do not fit.
-    `known` are the outcomes for which programs were requested, if they were worth it.
+    `plans` are those that fit, and `best` is the best of them; `failed` are the configurations of those that do not
+    fit. `known` are the outcomes for which programs were requested, if they were worth it.
     """
 
     setup: Setup
@@ -159,13 +158,13 @@ class _End(Generic[T]):
 
         Where none fits, what came near is made: the first that fits is taken.
         """
-        shapes: dict[PlanConfig, int] = {}
-        new = [one for one in self.explored.outcomes if self.known.get(one.shape) is not one]
-        self.known = {one.shape: one for one in self.explored.outcomes}
+        configs: dict[PlanConfig, int] = {}
+        new = [one for one in self.explored.outcomes if self.known.get(one.config) is not one]
+        self.known = {one.config: one for one in self.explored.outcomes}
         for estimate in self.candidates(new):
-            if self.best and (self.best[0].step_s <= estimate.step_s or not self.is_worth(estimate.shape, shapes)):
+            if self.best and (self.best[0].step_s <= estimate.step_s or not self.is_worth(estimate.config, configs)):
                 continue
-            shapes[estimate.shape] = shapes.get(estimate.shape, 0) + 1
+            configs[estimate.config] = configs.get(estimate.config, 0) + 1
             try:
                 self.take(estimate)
             except KeyboardInterrupt:
@@ -185,8 +184,8 @@ class _End(Generic[T]):
 
     @property
     def done(self) -> dict[PlanConfig, None]:
-        """The shapes of which programs were made."""
-        return dict.fromkeys([*(one.estimate.shape for one in self.plans), *(one.shape for one in self.failed)])
+        """The configurations of which programs were made."""
+        return dict.fromkeys([*(one.estimate.config for one in self.plans), *(one.config for one in self.failed)])
 
     @property
     def is_open(self) -> bool:
@@ -202,17 +201,17 @@ class _End(Generic[T]):
         assert self.best is not None, "there is a step to beat"
         self.explored = reopen(self.explored, self.best[0].step_s, self.done, space, evaluate, on_round, strategy)
 
-    def is_worth(self, shape: PlanConfig, made: dict[PlanConfig, int]) -> bool:
-        """Says whether one more plan may be made, given how many of each shape were made.
+    def is_worth(self, config: PlanConfig, made: dict[PlanConfig, int]) -> bool:
+        """Says whether one more plan may be made, given how many of each configuration were made.
 
-        A shape without stages always may: estimates leave nothing open there.
+        A configuration without stages always may: estimates leave nothing open there.
         """
-        if shape in made:
+        if config in made:
             return sum(made.values()) - len(made) < MOST_SCHEDULES
-        return len(made) < MOST_MADE or shape.stages == 1
+        return len(made) < MOST_MADE or config.stages == 1
 
     def candidates(self, outcomes: Sequence[Outcome]) -> list[Estimate]:
-        """Returns what may be made, best first: a plan of each shape by each schedule.
+        """Returns what may be made, best first: a plan of each configuration by each schedule.
 
         Last comes what by its estimate does not fit, and what was too slow for anybody to ask what it needs.
         """
@@ -222,7 +221,7 @@ class _End(Generic[T]):
         slow = [one for cut_off in outcomes if isinstance(cut_off, CutOff) for one in cut_off.plans]
         fits = [(max(one.peak_bytes, default=0.0) <= self.setup.budget_bytes, one) for one in (*ranked, *others)]
         every = [*fits, *((False, one) for one in (*nearly, *slow))]
-        return [one for _, one in sorted(every, key=lambda pair: (not pair[0], pair[1].step_s, pair[1].shape))]
+        return [one for _, one in sorted(every, key=lambda pair: (not pair[0], pair[1].step_s, pair[1].config))]
 
     def close(self, outcomes: Sequence[Outcome]) -> list[Estimate]:
         """Returns the few plans in one stage that need hardly more memory than there is, the smallest first.
@@ -231,9 +230,9 @@ class _End(Generic[T]):
         """
         most = CLOSE * self.setup.budget_bytes
         found = [one for one in outcomes if isinstance(one, Refused) and one.by_memory and 0 < one.found_bytes <= most]
-        found.sort(key=lambda one: (one.found_bytes, one.shape))
+        found.sort(key=lambda one: (one.found_bytes, one.config))
         return [
-            Estimate(one.shape, "", *(one.free_bound_s,) * 4, collectives_s=0.0, peak_bytes=(one.found_bytes,))
+            Estimate(one.config, "", *(one.free_bound_s,) * 4, collectives_s=0.0, peak_bytes=(one.found_bytes,))
             for one in found[:MOST_MADE]
         ]
 
@@ -246,7 +245,7 @@ class _End(Generic[T]):
                 raise
             by = f", {estimate.schedule}" if estimate.schedule else ""
             self.failed.append(
-                Refused(estimate.shape, f"{error.what}{by}", by_memory=error.exit_code == ExitCode.DOES_NOT_FIT)
+                Refused(estimate.config, f"{error.what}{by}", by_memory=error.exit_code == ExitCode.DOES_NOT_FIT)
             )
             return
         plan = MadePlan(estimate, made.step_s, made.peak_bytes)
@@ -255,36 +254,36 @@ class _End(Generic[T]):
             self.best = made, plan
 
     def none_fits(self) -> RhinoError:
-        """Returns what to say where there is no plan: what is wrong with the step, where that is so in every shape."""
+        """Returns the error where there is no plan: the step's own, where every configuration is refused with it."""
         refused = [*self.failed, *self.explored.refused]
         by_memory = any(one.by_memory for one in refused)
         # Those that need least memory come first, those whose need is not known come last.
         refused.sort(key=lambda one: (not one.by_memory, one.least_bytes or inf))
-        notes = tuple(f"{one.shape}: {one.why}" for one in refused[:MOST_NOTES])
+        notes = tuple(f"{one.config}: {one.why}" for one in refused[:MOST_NOTES])
         if by_memory:
             what = f"no plan {fits_text(self.setup.budget_bytes)}{self.least_known(refused[0])}"
             given = " and ".join(f"--{name}" for name in CONSTRAINTS if self.setup.options.get(name))
             return RhinoError("RHI-SOLVE-001", what, Place(self.setup.file), notes, to_fit(given))
         no_plan = RhinoError("RHI-SOLVE-002", "no plan was found", Place(self.setup.file), notes, "leave more open")
-        return self.refused_step([one.shape for one in refused]) or no_plan
+        return self.refused_step([one.config for one in refused]) or no_plan
 
     def least_known(self, least: Refused) -> str:
-        """Returns the least memory that any shape is known to need, as words to follow the budget."""
+        """Returns the least memory that any configuration is known to need, as words to follow the budget."""
         size = least.least_bytes
         words = format_bytes(size)
         if words == format_bytes(self.setup.budget_bytes):
             words += f" ({ceil(size)} bytes)"
         about = "" if least.found_bytes == size else "about "  # what rows and stages are said to need is no program
-        return f"; of what was looked at the least needs {about}{words}" if size else ""
+        return f"; the smallest plan that was found needs {about}{words}" if size else ""
 
-    def refused_step(self, shapes: Sequence[PlanConfig]) -> RhinoError | None:
-        """Returns why the step itself is refused in each of `shapes`, by the error of the first.
+    def refused_step(self, configs: Sequence[PlanConfig]) -> RhinoError | None:
+        """Returns why the step itself is refused in each of `configs`, by the error of the first.
 
-        Returns None if some shape is not refused.
+        Returns None if some configuration is not refused.
         """
         errors = []
-        for shape in {(one.micro_batches, one.keep): one for one in shapes}.values():
-            error = refusal(self.setup, shape)
+        for config in {(one.micro_batches, one.remat): one for one in configs}.values():
+            error = refusal(self.setup, config)
             if error is None:
                 return None
             errors.append(error)
@@ -293,7 +292,7 @@ class _End(Generic[T]):
 
 def decided(estimate: Estimate) -> Decided:
     """Returns the plan that was estimated."""
-    shape = estimate.shape
-    pipeline = pipeline_of(SCHEDULES[estimate.schedule], shape) if estimate.schedule else None
+    config = estimate.config
+    pipeline = pipeline_of(SCHEDULES[estimate.schedule], config) if estimate.schedule else None
     stages, chunks = (pipeline.num_stages, pipeline.chunks) if pipeline else (1, 1)
-    return Decided(stages, chunks, estimate.schedule, shape.mesh, shape.micro_batches, shape.keep)
+    return Decided(stages, chunks, estimate.schedule, config.mesh, config.micro_batches, config.remat)

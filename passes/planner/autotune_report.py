@@ -1,4 +1,4 @@
-"""What a search of whole plans says for itself: the chosen plan, what the others lost by, as text and as JSON."""
+"""What autotuning says for itself: the chosen plan, what the others lost by, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rhino.ir.units import format_seconds, peak_text
 from rhino.strategies.autotune.base import CutOff, Estimate, Explored, PlanConfig, Refused
 
 SHOWN: Final = 5
-"""How many of the shapes that lost are printed, best first, and how many of those that are none.
+"""How many of the configurations that lost are printed, best first, and how many of those that are none.
 
 The JSON has them all.
 """
@@ -48,10 +48,10 @@ class Lost:
 class Report:
     """A search and its end.
 
-    `made` are the plans whose programs were made and fit, `failed` the shapes of those that did not; `budget_bytes` is
-    per device. Of a deep step, shapes were compared with so many `groups` for the alike `layers` of each stretch, and
-    what is said of plans whose programs were not made is of these. Steps of programs are compared with those of
-    programs, and estimates with estimates.
+    `made` are the plans whose programs were made and fit, `failed` the configurations of those that did not;
+    `budget_bytes` is per device. Of a deep step, configurations were compared with so many `groups` for the alike
+    `layers` of each stretch, and what is said of plans whose programs were not made is of these. Steps of programs are
+    compared with those of programs, and estimates with estimates.
     """
 
     explored: Explored
@@ -68,18 +68,18 @@ class Report:
         one = self.chosen.estimate
         bound_s = min(self.explored.bound_s, self.chosen.step_s)
         gap = _part(self.chosen.step_s - bound_s, self.chosen.step_s)
-        ended = "" if self.explored.is_complete else "; the search was ended before its end"
+        ended = "" if self.explored.is_complete else "; the search ended early"
         lines = [
-            f"{_named(one)}: step {format_seconds(self.chosen.step_s)}, no plan looked at can take less than "
+            f"{_named(one)}: step {format_seconds(self.chosen.step_s)}, no plan that was compared takes less than "
             f"{format_seconds(bound_s)} "
             f"({gap:.1%}); {peak_text(max(self.chosen.peak_bytes), self.budget_bytes)}",
             f"  about {format_seconds(one.step_s)} by its estimate: {_parts(one)}",
-            f"  found by {self.explored.requested_by[one.shape]}, the best of {len(self.explored.outcomes)} shapes "
-            "that were planned "
+            f"  found by {self.explored.requested_by[one.config]}, the best of {len(self.explored.outcomes)} "
+            "configurations that were planned "
             f"({_counts(self.explored)}){ended}",
         ]
         lines += [
-            f"  compared with {count:,} alike layers in {self.groups} groups, each as if its layers lay alike"
+            f"  compared with {count:,} equal layers in {self.groups} groups, whose layers share their shardings"
             for count in self.layers
         ]
         lost = self.lost()
@@ -87,31 +87,31 @@ class Report:
         if len(lost) > SHOWN:
             lines.append(f"  and {len(lost) - SHOWN} more that are slower")
         if cut_off := self.cut_off():
-            lines.append(f"  {len(cut_off)} were not planned to their end:")
+            lines.append(f"  {len(cut_off)} were cut off before the end of their search:")
             lines += [f"    {_cut_name(other)}: {why}" for other, why in cut_off[:SHOWN]]
             if len(cut_off) > SHOWN:
                 lines.append(f"    and {len(cut_off) - SHOWN} more, from {format_seconds(cut_off[SHOWN][0].step_s)} on")
         none = self.refused()
-        lines += [f"  {other.shape}: {other.why}" for other in none[:SHOWN]]
+        lines += [f"  {other.config}: {other.why}" for other in none[:SHOWN]]
         if len(none) > SHOWN:
-            lines.append(f"  and {len(none) - SHOWN} more that cannot be had")
+            lines.append(f"  and {len(none) - SHOWN} more that were refused")
         return "\n".join(lines)
 
     def lost(self) -> list[Lost]:
-        """Returns the shapes that could be had and were not taken, each as its best plan, best first."""
+        """Returns the configurations that could be had and were not taken, each as its best plan, best first."""
         best: dict[PlanConfig, MadePlan] = {}
         for plan in sorted(self.made, key=lambda one: one.step_s):
-            best.setdefault(plan.estimate.shape, plan)
-        gone = {self.chosen.estimate.shape, *best, *(one.shape for one in self.failed)}
+            best.setdefault(plan.estimate.config, plan)
+        gone = {self.chosen.estimate.config, *best, *(one.config for one in self.failed)}
         found = [
             Lost(plan.estimate, plan, self.made_loss(plan))
-            for shape, plan in best.items()
-            if shape != self.chosen.estimate.shape
+            for config, plan in best.items()
+            if config != self.chosen.estimate.config
         ]
         found += [
-            Lost(one.quickest, None, self.loss(one.quickest)) for one in self.explored.ranked if one.shape not in gone
+            Lost(one.quickest, None, self.loss(one.quickest)) for one in self.explored.ranked if one.config not in gone
         ]
-        return sorted(found, key=lambda one: (one.step_s, one.estimate.shape))
+        return sorted(found, key=lambda one: (one.step_s, one.estimate.config))
 
     def made_loss(self, plan: MadePlan) -> str:
         """Returns by what a plan loses whose programs were made."""
@@ -123,46 +123,48 @@ class Report:
         return f"{_loss(one, self.chosen.estimate)}{left}"
 
     def cut_off(self) -> list[tuple[CutOff, str]]:
-        """Returns the shapes that were not planned to their end, the fastest first, each with the reason.
+        """Returns the configurations that were cut off, the fastest first, each with the reason.
 
-        Shapes whose programs were made are left out.
+        Configurations whose programs were made are left out.
         """
-        gone = {*(one.estimate.shape for one in self.made), *(one.shape for one in self.failed)}
+        gone = {*(one.estimate.config for one in self.made), *(one.config for one in self.failed)}
         every = sorted(self.explored.cut_off, key=lambda one: one.step_s)
-        return [(one, self.cut(one)) for one in every if one.shape not in gone]
+        return [(one, self.cut(one)) for one in every if one.config not in gone]
 
     def cut(self, one: CutOff) -> str:
-        """Returns why a shape was not planned to its end."""
+        """Returns why a configuration was not planned to its end."""
         if one.plans:
             about = f"about {format_seconds(one.plans[0].step_s)} without regard to memory"
             return f"{about}, {self.loss(one.plans[0])}"
-        memory = " in the memory there is" if one.by_memory else ""
+        memory = " within the memory budget" if one.by_memory else ""
         slower = _part(one.bound_s - self.chosen.step_s, self.chosen.step_s)
-        than = f"{slower:.1%} slower" if slower >= 0 else "no less than the best was estimated at when it was looked at"
+        than = f"{slower:.1%} slower" if slower >= 0 else "no less than the estimate of the best plan at that time"
         return f"at least {format_seconds(one.bound_s)}{memory}, {than}"
 
     def refused(self) -> list[Refused]:
-        """Returns the shapes that cannot be had, those first whose programs were made and did not fit."""
-        made = {one.estimate.shape for one in self.made}
-        failed = [one for one in self.failed if one.shape not in made]
-        gone = made | {one.shape for one in failed}
-        return [*failed, *(one for one in self.explored.refused if one.shape not in gone)]
+        """Returns the configurations that cannot be had, those first whose programs were made and did not fit."""
+        made = {one.estimate.config for one in self.made}
+        failed = [one for one in self.failed if one.config not in made]
+        gone = made | {one.config for one in failed}
+        return [*failed, *(one for one in self.explored.refused if one.config not in gone)]
 
     def added_to(self, plan: Plan) -> Plan:
         """Returns the chosen plan with what the search found beside it."""
         bound_s = min(self.explored.bound_s, self.chosen.step_s)
-        tuning = Autotuning(self.explored.requested_by[self.chosen.estimate.shape], self.explored.num_requested)
+        tuning = Autotuning(self.explored.requested_by[self.chosen.estimate.config], self.explored.num_requested)
         predicted = replace(plan.predicted, at_least_s=bound_s)
         return replace(plan, predicted=predicted, autotuning=tuning, alternatives=tuple(self.alternatives()))
 
     def alternatives(self) -> Iterator[Alternative]:
-        """Yields the alternatives: other plans, best first, then shapes that were cut off, then refused shapes."""
+        """Yields the alternatives: other plans, best first, then configurations cut off, then refused ones."""
         for one in self.lost():
             yield Alternative(_named(one.estimate), one.step_s, one.estimate.bound_s, one.made is not None, one.why)
         for cut, why in self.cut_off():
-            yield Alternative(str(cut.shape), None, cut.bound_s, is_exact=False, why=f"not planned to its end: {why}")
+            yield Alternative(
+                str(cut.config), None, cut.bound_s, is_exact=False, why=f"cut off before the end of its search: {why}"
+            )
         for refused in self.refused():
-            yield Alternative(str(refused.shape), None, 0.0, is_exact=False, why=refused.why)
+            yield Alternative(str(refused.config), None, 0.0, is_exact=False, why=refused.why)
 
     def json(self) -> dict[str, Any]:
         """Returns what a program reads."""
@@ -178,38 +180,38 @@ class Report:
             "bound_s": min(self.explored.bound_s, self.chosen.step_s),
             "is_complete": self.explored.is_complete,
             "grouped": [{"layers": count, "groups": self.groups} for count in self.layers],
-            "found_by": self.explored.requested_by[one.shape],
+            "found_by": self.explored.requested_by[one.config],
             "num_planned": self.explored.num_requested,
             "alternatives": [_lost_json(other) for other in self.lost()],
             "cut_off": [_cut_json(other) | {"why": why} for other, why in self.cut_off()],
-            "refused": [_shape_json(other.shape) | {"why": other.why} for other in self.refused()],
+            "refused": [_config_json(other.config) | {"why": other.why} for other in self.refused()],
             "passed_over": [
-                _shape_json(shape) | {"bound_s": bound_s}
-                for shape, bound_s in sorted(self.explored.passed_over.items())
+                _config_json(config) | {"bound_s": bound_s}
+                for config, bound_s in sorted(self.explored.passed_over.items())
             ],
         }
 
 
-def _shape_json(shape: PlanConfig) -> dict[str, Any]:
+def _config_json(config: PlanConfig) -> dict[str, Any]:
     found: dict[str, Any] = {
-        "stages": shape.stages,
-        "mesh": list(shape.mesh),
-        "micro_batches": shape.micro_batches,
-        "remat": 1 - shape.keep,
+        "stages": config.stages,
+        "mesh": list(config.mesh),
+        "micro_batches": config.micro_batches,
+        "remat": config.remat,
     }
-    return found if shape.micro_batches else {key: value for key, value in found.items() if key != "micro_batches"}
+    return found if config.micro_batches else {key: value for key, value in found.items() if key != "micro_batches"}
 
 
 def _plan_json(one: Estimate) -> dict[str, Any]:
     """Returns what says a plan, as options of the command line do."""
-    return _shape_json(one.shape) | {"schedule": one.schedule}
+    return _config_json(one.config) | {"schedule": one.schedule}
 
 
 def _estimate_json(one: Estimate) -> dict[str, Any]:
     """Returns the figures of a plan as it was estimated; the peaks of the ranks where it was told what they need."""
     peaks = (
         {"estimated_peak_bytes": [ceil(size) for size in one.peak_bytes]}
-        if len(one.peak_bytes) == one.shape.stages
+        if len(one.peak_bytes) == one.config.stages
         else {}
     )
     return {"estimated_step_s": one.step_s, **peaks}
@@ -227,11 +229,11 @@ def _lost_json(one: Lost) -> dict[str, Any]:
 
 
 def _cut_json(one: CutOff) -> dict[str, Any]:
-    """Returns a shape that was not planned to its end, with its bound.
+    """Returns a configuration that was not planned to its end, with its bound.
 
     The estimate of a pipeline is added if that was too slow.
     """
-    found = _shape_json(one.shape) | {"bound_s": one.bound_s}
+    found = _config_json(one.config) | {"bound_s": one.bound_s}
     return found | {"estimated_step_s": one.estimated_s} if one.estimated_s else found
 
 
@@ -240,11 +242,11 @@ def _counts(explored: Explored) -> str:
 
 
 def _named(one: Estimate) -> str:
-    return f"{one.shape}, {one.schedule}" if one.schedule else str(one.shape)
+    return f"{one.config}, {one.schedule}" if one.schedule else str(one.config)
 
 
 def _cut_name(one: CutOff) -> str:
-    return _named(one.plans[0]) if one.plans else str(one.shape)
+    return _named(one.plans[0]) if one.plans else str(one.config)
 
 
 def _step(one: Lost) -> str:

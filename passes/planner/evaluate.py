@@ -1,8 +1,8 @@
-"""Evaluate the shapes of whole plans: what each comes to, by planning its shardings and estimating its stages.
+"""Evaluate configurations: what each comes to, by planning its shardings and estimating its stages.
 
 A step is normalized once, taken in micro-batches once for each number of them, and planned once for each mesh of a
-rank. What a shape comes to is the search's own cost and memory of that plan; if it is a pipeline, as its stages and
-schedule have it.
+rank. What a configuration comes to is the search's own cost and memory of that plan; if it is a pipeline, as its stages
+and schedule have it.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from rhino.passes.pipeline.fold_layers import FoldedLayers, FoldLayers
 from rhino.passes.pipeline.micro_batch import MicroBatch, batch_size
 from rhino.passes.pipeline.rematerialize import Rematerialize, Rematerializer
 from rhino.passes.registry import Item, before_choice
-from rhino.passes.sharding.problem import Target, begin_choice, rank_target
+from rhino.passes.sharding.planning_pass import Target, begin_choice, rank_target
 from rhino.passes.textual_pipelines import build_pass_manager
 from rhino.strategies.autotune.base import (
-    KEPT,
     MOST,
     NEARLY,
+    NEVER_RECOMPUTED,
     CutOff,
     Estimate,
     Outcome,
@@ -49,8 +49,8 @@ from rhino.strategies.autotune.base import (
     may_fit,
 )
 from rhino.strategies.choice.choice import Choice
-from rhino.strategies.choice.plan import make_plan
-from rhino.strategies.choice.plan_costs import op_seconds
+from rhino.strategies.choice.sharding_plan import make_plan
+from rhino.strategies.choice.sharding_plan_costs import op_seconds
 from rhino.strategies.memory.peak import peak_of
 from rhino.strategies.pipeline.in_flight import several_in_flight
 from rhino.strategies.pipeline.schedules import SCHEDULES, make_order
@@ -65,7 +65,7 @@ from rhino.strategies.solver.problem import Problem
 from rhino.strategies.solver.search import Limits, Search
 
 LIMITS: Final = Limits(prices=12, gap=1e-2, exact_below_states=0, rounds=(4,))
-"""How far shardings are searched for while shapes are compared: where memory binds, to about a hundredth."""
+"""How far shardings are searched for while configurations are compared: where memory binds, to about a hundredth."""
 
 
 GROUPS: Final = 64
@@ -77,7 +77,7 @@ And in two for each device.
 CONSTRAINTS: Final = ("axis-role", "constraints", "forbid", "pin", "scope")
 """Options that are constraints on how tensors lie and ops run."""
 
-_BY_NAME: Final = (*CONSTRAINTS, "batch", "pad", "whole")
+_BY_NAME: Final = (*CONSTRAINTS, "batch", "pad", "no-batch")
 """Options that speak of tensors and ops by name, of which a step with fewer layers does not have all."""
 
 Timed: TypeAlias = list[tuple[float, str, Order, StageEstimate]]
@@ -95,7 +95,7 @@ Large ones take memory.
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What shapes are evaluated for.
+    """What configurations are evaluated for.
 
     `module` is the step as bytecode, and `options` are those of the passes, by name, as `before_choice` takes them.
     `layers` is the number of alike layers in each stretch of the step that `groups` stands for, where it is folded.
@@ -131,7 +131,7 @@ def folded(setup: Setup) -> Setup:
 
 @dataclass(eq=False)
 class Evaluator:
-    """Evaluates shapes one after the other, and keeps what several have in common.
+    """Evaluates configurations one after the other, and keeps what several have in common.
 
     In `folder` it is kept for other processes too.
     """
@@ -153,28 +153,28 @@ class Evaluator:
         self.divider = Divider(self.context)
         self.rematerializer = Rematerializer(self.context)
 
-    def outcome(self, shape: PlanConfig, cutoff_s: float = inf) -> Outcome:
-        """Returns the outcome of a shape.
+    def outcome(self, config: PlanConfig, cutoff_s: float = inf) -> Outcome:
+        """Returns the outcome of a configuration.
 
-        The shape is not planned to its end once it is proven to take at least `cutoff_s`.
+        The configuration is not planned to its end once it is proven to take at least `cutoff_s`.
         """
         try:
-            target = self.target(shape)
+            target = self.target(config)
             with self.context:
-                step = self.program(shape, target)
-                return self.planned(shape, step[1], target, cutoff_s)
+                step = self.program(config, target)
+                return self.planned(config, step[1], target, cutoff_s)
         except RhinoError as error:
-            return Refused(shape, error.what, by_memory=False)
+            return Refused(config, error.what, by_memory=False)
 
-    def program(self, shape: PlanConfig, target: Target) -> tuple[ir.Module, Program]:
-        """Returns the step of a shape, which lasts as long as its module.
+    def program(self, config: PlanConfig, target: Target) -> tuple[ir.Module, Program]:
+        """Returns the step of a configuration, which lasts as long as its module.
 
         A step that refers to no mesh axis is read once for all meshes.
         """
-        key = (shape.micro_batches, shape.keep)
+        key = (config.micro_batches, config.remat)
         found = self.programs.pop(key, None)
         if found is None:
-            module = self.prepared(shape)
+            module = self.prepared(config)
             found = module, read_program(entry_function(module), target.mesh, self.setup.file)
             self.ops_read += found[1].graph.num_ops
         if _is_free_of_axes(found[1].graph):
@@ -183,22 +183,22 @@ class Evaluator:
             del self.programs[next(iter(self.programs))]
         return found
 
-    def prepared(self, shape: PlanConfig) -> ir.Module:
+    def prepared(self, config: PlanConfig) -> ir.Module:
         """Returns the step in so many micro-batches, ready for the choice of shardings.
 
-        To divide it is most of the work, and the same whatever is kept for the backward pass. What is pinned comes last
+        To divide it is most of the work, and the same whatever is recomputed. What is pinned comes last
         and is not kept, so that evaluators that differ in it may share a folder.
         """
         *rewriting, populate, pin = before_choice(
-            {**self.setup.options, "cluster": self.setup.cluster, **named_options(shape)}
+            {**self.setup.options, "cluster": self.setup.cluster, **named_options(config)}
         )
         again = [one for one in rewriting if isinstance(one, Rematerialize)]
         others = [one for one in rewriting if not isinstance(one, Rematerialize)]
         at = next((number for number, one in enumerate(others) if isinstance(one, MicroBatch)), 0)
         step = self.made("step", self.setup.module, others[:at]) if at else self.setup.module
-        divided = self.made(f"{shape.micro_batches}", step, others[at:])
+        divided = self.made(f"{config.micro_batches}", step, others[at:])
         module = ir.Module.parse(
-            self.made(f"{shape.micro_batches}-{shape.keep:g}", divided, [*again, populate]), self.context
+            self.made(f"{config.micro_batches}-{config.remat:g}", divided, [*again, populate]), self.context
         )
         build_pass_manager([pin], self.context, Remarks(self.setup.file)).run(module.operation)
         return module
@@ -236,74 +236,74 @@ class Evaluator:
             part.replace(file)  # whole or not at all: others may look at any time
         return found
 
-    def target(self, shape: PlanConfig) -> Target:
+    def target(self, config: PlanConfig) -> Target:
         """Returns the mesh of a rank, on the links that it has where every rank has one."""
-        return rank_target(self.cluster, mesh_of_shape(shape.mesh), shape.stages)
+        return rank_target(self.cluster, mesh_of_shape(config.mesh), config.stages)
 
-    def planned(self, shape: PlanConfig, program: Program, target: Target, cutoff_s: float) -> Outcome:
+    def planned(self, config: PlanConfig, program: Program, target: Target, cutoff_s: float) -> Outcome:
         """Returns what the best shardings of a step come to."""
         least_s = arithmetic_s(program.graph, self.cluster)
         if least_s >= cutoff_s:
-            return CutOff(shape, least_s, least_s, by_memory=False, arithmetic_s=least_s)
+            return CutOff(config, least_s, least_s, by_memory=False, arithmetic_s=least_s)
         choice = begin_choice(program, target)
         loop = accumulation_loop(program)
-        ranks, budget = shape.stages, self.setup.budget_bytes * shape.stages
+        ranks, budget = config.stages, self.setup.budget_bytes * config.stages
         ops_s = _least_cost_s(choice.problem) / ranks
         if ops_s >= cutoff_s:
-            return CutOff(shape, ops_s, ops_s, by_memory=False)
+            return CutOff(config, ops_s, ops_s, by_memory=False)
         with_memory = None
         if ranks > target.mesh.num_devices:  # memory is what most often rules out many ranks of few devices
-            with_memory = self.with_memory(shape, choice, loop, ops_s)
+            with_memory = self.with_memory(config, choice, loop, ops_s)
             if isinstance(with_memory, Refused):
                 return with_memory
         search = Search(choice.problem, replace(self.limits, cutoff=cutoff_s * ranks))
         begun_s = search.begin() / ranks
         if cutoff_s <= begun_s < inf:
-            return CutOff(shape, begun_s, begun_s, by_memory=False)
+            return CutOff(config, begun_s, begun_s, by_memory=False)
         begun = search.first
         assert begun is not None, "it has begun"
         timed: Timed = []
         ahead: Timed = []
         is_slow = False
         if loop is not None and ranks > 1 and begun.value < inf and cutoff_s < inf:
-            timed, ahead = self.timed(shape, choice, begun.states, loop)
+            timed, ahead = self.timed(config, choice, begun.states, loop)
             is_slow = self.is_slow(timed, ahead, cutoff_s)
             if is_slow:  # idle time and all, and what memory adds is long to find
-                plans = tuple(_estimates(shape, choice.problem, begun.states, timed, (begun_s, begun_s)))
-                return CutOff(shape, begun_s, begun_s, by_memory=False, estimated_s=timed[0][0], plans=plans)
-        with_memory = with_memory or self.with_memory(shape, choice, loop, begun_s)
+                plans = tuple(_estimates(config, choice.problem, begun.states, timed, (begun_s, begun_s)))
+                return CutOff(config, begun_s, begun_s, by_memory=False, estimated_s=timed[0][0], plans=plans)
+        with_memory = with_memory or self.with_memory(config, choice, loop, begun_s)
         if isinstance(with_memory, Refused):
             return with_memory
         choice, problem = with_memory
         search.remember(problem)
         free = _heard(search.free(budget))
         if isinstance(free, Infeasible):
-            return Refused(shape, "no choice of shardings was found", by_memory=False)
+            return Refused(config, "no choice of shardings was found", by_memory=False)
         free_s = free.bound / ranks
         if free_s >= cutoff_s:
-            return CutOff(shape, free_s, free_s, by_memory=False)
+            return CutOff(config, free_s, free_s, by_memory=False)
         if isinstance(free, Unsolved):
-            return Refused(shape, "no choice of shardings was found", by_memory=False)
+            return Refused(config, "no choice of shardings was found", by_memory=False)
         # Of several ranks rows decide, which count the micro-batches in flight.
         answer = _heard(
             fit(search, budget, free, peak_of(choice), cutoff_s) if ranks == 1 else search.within(budget, free)
         )
         if not isinstance(answer, Answer):
             if isinstance(answer, Unsolved) and answer.bound / ranks >= cutoff_s:
-                return CutOff(shape, answer.bound / ranks, free_s, by_memory=True)
-            return _none_that_fits(shape, answer, free_s)
+                return CutOff(config, answer.bound / ranks, free_s, by_memory=True)
+            return _none_that_fits(config, answer, free_s)
         bounds = (answer.bound / ranks, free_s)
         if ranks == 1:
             compute_s, collectives_s = _shares(problem, answer.states)
-            return Estimate(shape, "", answer.cost, *bounds, compute_s, collectives_s, (answer.peak_bytes,))
+            return Estimate(config, "", answer.cost, *bounds, compute_s, collectives_s, (answer.peak_bytes,))
         assert loop is not None, "a pipeline has micro-batches"
         if not timed or not np.array_equal(answer.states, begun.states):
-            timed, ahead = self.timed(shape, choice, answer.states, loop)
+            timed, ahead = self.timed(config, choice, answer.states, loop)
             is_slow = self.is_slow(timed, ahead, cutoff_s)
         is_for_ahead = timed and timed[0][0] >= cutoff_s and not is_slow
-        outcome = self.in_stages(shape, problem, answer, bounds, timed, inf if is_for_ahead else cutoff_s)
+        outcome = self.in_stages(config, problem, answer, bounds, timed, inf if is_for_ahead else cutoff_s)
         if isinstance(outcome, Estimate):
-            return self.with_ahead(outcome, _estimates(shape, problem, answer.states, ahead, bounds), ahead)
+            return self.with_ahead(outcome, _estimates(config, problem, answer.states, ahead, bounds), ahead)
         return outcome
 
     def is_slow(self, timed: Timed, ahead: Timed, cutoff_s: float) -> bool:
@@ -318,26 +318,26 @@ class Evaluator:
         return not any(max(needs.peak_bytes(order, NEARLY * budget_bytes)) <= budget_bytes for order, needs in quick)
 
     def with_memory(
-        self, shape: PlanConfig, choice: Choice, loop: Loop | None, free_bound_s: float
+        self, config: PlanConfig, choice: Choice, loop: Loop | None, free_bound_s: float
     ) -> tuple[Choice, Problem] | Refused:
         """Returns a choice with its memory rows, and the problem for the memory of all ranks together.
 
         Returns a refusal if the problem cannot fit.
         """
-        ranks = shape.stages
+        ranks = config.stages
         choice = choice.with_memory()
         problem = choice.problem
         if ranks > 1 and loop is not None:
-            problem = several_in_flight(choice, loop, min(shape.micro_batches, ranks))
+            problem = several_in_flight(choice, loop, min(config.micro_batches, ranks))
         least = float(problem.least_memory().max(initial=0.0)) / ranks
         # A plan in one stage is judged by its programs, which may need less than rows.
         if least > self.setup.budget_bytes * (1 if ranks > 1 else NEARLY):
-            return Refused(shape, f"needs about {format_bytes(least)} per device", True, free_bound_s, least)
+            return Refused(config, f"needs about {format_bytes(least)} per device", True, free_bound_s, least)
         return choice, problem
 
     def in_stages(
         self,
-        shape: PlanConfig,
+        config: PlanConfig,
         problem: Problem,
         answer: Answer,
         bounds: tuple[float, float],
@@ -350,9 +350,9 @@ class Evaluator:
         longer.
         """
         if not timed:
-            return Refused(shape, f"it cannot be cut in {shape.stages} stages", by_memory=False)
+            return Refused(config, f"it cannot be cut in {config.stages} stages", by_memory=False)
         budget_bytes = self.setup.budget_bytes
-        found = _estimates(shape, problem, answer.states, timed, bounds)
+        found = _estimates(config, problem, answer.states, timed, bounds)
         quick = [one for one in timed if one[0] < cutoff_s]
         for number, (*_, order, cut) in enumerate(quick):
             found[number] = replace(found[number], peak_bytes=cut.needs.peak_bytes(order, NEARLY * budget_bytes))
@@ -363,15 +363,15 @@ class Evaluator:
         why = f"its largest stage needs about {format_bytes(needed)} per device"
         nearly = tuple([one for one in found if may_fit(one, budget_bytes)])
         if len(quick) == len(timed):
-            return Refused(shape, why, True, bounds[1], needed, nearly)
-        if quick and needed * KEPT <= budget_bytes:
+            return Refused(config, why, True, bounds[1], needed, nearly)
+        if quick and needed * NEVER_RECOMPUTED <= budget_bytes:
             # What others need is not known, so that more micro-batches may fit at once.
-            return Refused(shape, f"{why} by a schedule that is quick enough", True, bounds[1], nearly=nearly)
+            return Refused(config, f"{why} by a schedule that is quick enough", True, bounds[1], nearly=nearly)
         estimated_s = timed[len(quick)][0]  # by a schedule that may fit: no quicker one does, whatever is kept
-        return CutOff(shape, *bounds, by_memory=bounds[0] > bounds[1], estimated_s=estimated_s, plans=nearly)
+        return CutOff(config, *bounds, by_memory=bounds[0] > bounds[1], estimated_s=estimated_s, plans=nearly)
 
     def with_ahead(self, plain: Estimate, found: list[Estimate], ahead: Timed) -> Estimate:
-        """Returns the estimate of a shape with what was `found` by schedules that run ahead.
+        """Returns the estimate of a configuration with what was `found` by schedules that run ahead.
 
         The best one that is faster and fits is its `ahead`; the rest join its `others`. Those are made where the
         programs of better ones come to more than they are estimated at.
@@ -389,50 +389,51 @@ class Evaluator:
                 others.append(estimate)
         return replace(plain, others=tuple(sorted(others, key=lambda one: one.step_s)))
 
-    def timed(self, shape: PlanConfig, choice: Choice, states: Ints, loop: Loop) -> tuple[Timed, Timed]:
+    def timed(self, config: PlanConfig, choice: Choice, states: Ints, loop: Loop) -> tuple[Timed, Timed]:
         """Returns the seconds of a sharded step as a pipeline by each schedule.
 
-        Schedules that run ahead are returned apart from the others. There are none where the step cannot be cut. Shapes
-        are compared by schedules that do not run ahead. What runs ahead needs so much memory that most shapes it would
-        keep in the race are too large in the end. If only schedules that run ahead are requested, they are not apart.
+        Schedules that run ahead are returned apart from the others. There are none where the step cannot be cut.
+        Configurations are compared by schedules that do not run ahead. What runs ahead needs so much memory that most
+        configurations it would keep in the race are too large in the end. If only schedules that run ahead are
+        requested, they are not apart.
         """
-        outer = mesh_axes(self.cluster, (shape.stages, *shape.mesh))[0]
+        outer = mesh_axes(self.cluster, (config.stages, *config.mesh))[0]
         sharded = Sharded(
             make_plan(choice, states), choice.model, loop, op_seconds(choice, states), choice.problem.cost(states)
         )
-        cuts = StageEstimates(sharded, shape.micro_batches, outer.link, self.setup.tolerances)
+        cuts = StageEstimates(sharded, config.micro_batches, outer.link, self.setup.tolerances)
         found: Timed = []
         ahead: Timed = []
         is_apart = any(not SCHEDULES[name].runs_ahead for name in self.setup.schedules)
         for name in self.setup.schedules:
-            if pipeline := pipeline_of(SCHEDULES[name], shape):
+            if pipeline := pipeline_of(SCHEDULES[name], config):
                 order, every = make_order(name, pipeline), cuts.cuts(pipeline.num_stages)
                 best = min(((step_seconds(order, cut.times), name, order, cut) for cut in every), key=_seconds)
                 (ahead if is_apart and SCHEDULES[name].runs_ahead else found).append(best)
         return sorted(found, key=_seconds), sorted(ahead, key=_seconds)
 
 
-def refusal(setup: Setup, shape: PlanConfig) -> RhinoError | None:
+def refusal(setup: Setup, config: PlanConfig) -> RhinoError | None:
     """Returns the error of the step itself, whatever the devices; None if there is none.
 
-    The step is taken in micro-batches and recomputed as in the shape.
+    The step is taken in micro-batches and recomputed as in the configuration.
     """
     try:
-        Evaluator(setup).prepared(shape)
+        Evaluator(setup).prepared(config)
     except RhinoError as error:
         return error
     return None
 
 
 def _estimates(
-    shape: PlanConfig, problem: Problem, states: Ints, timed: Timed, bounds: tuple[float, float]
+    config: PlanConfig, problem: Problem, states: Ints, timed: Timed, bounds: tuple[float, float]
 ) -> list[Estimate]:
-    """Returns what a shape comes to by each schedule, best first, without what that needs."""
-    _, collectives_s = (seconds / shape.stages for seconds in _shares(problem, states))
+    """Returns what a configuration comes to by each schedule, best first, without what that needs."""
+    _, collectives_s = (seconds / config.stages for seconds in _shares(problem, states))
     found = []
     for step_s, name, _, cut in timed:
-        compute_s = cut.times.busy_s(shape.micro_batches) / shape.stages - collectives_s
-        found.append(Estimate(shape, name, step_s, *bounds, compute_s, collectives_s, ()))
+        compute_s = cut.times.busy_s(config.micro_batches) / config.stages - collectives_s
+        found.append(Estimate(config, name, step_s, *bounds, compute_s, collectives_s, ()))
     return found
 
 
@@ -440,31 +441,31 @@ def _seconds(timed: tuple[float, str, Order, StageEstimate]) -> float:
     return timed[0]
 
 
-def pipeline_of(schedule: Schedule, shape: PlanConfig) -> Pipeline | None:
-    """Returns the pipeline that a schedule runs for a shape; None where it takes none."""
+def pipeline_of(schedule: Schedule, config: PlanConfig) -> Pipeline | None:
+    """Returns the pipeline that a schedule runs for a configuration; None where it takes none."""
     chunks = schedule.stages_per_rank
-    if chunks > 1 and shape.micro_batches % shape.stages:
+    if chunks > 1 and config.micro_batches % config.stages:
         return None
-    return Pipeline(shape.stages * chunks, shape.micro_batches, chunks)
+    return Pipeline(config.stages * chunks, config.micro_batches, chunks)
 
 
-def named_options(shape: PlanConfig) -> dict[str, str]:
-    """Returns the options of the passes before the choice of shardings that make a step of this shape."""
-    found = {"num": str(shape.micro_batches)} if shape.micro_batches > 1 else {}
-    return found if shape.keep == 1 else {**found, "remat": f"{1 - shape.keep:g}"}
+def named_options(config: PlanConfig) -> dict[str, str]:
+    """Returns the options of the passes before the choice of shardings that make a step of this configuration."""
+    found = {"num": str(config.micro_batches)} if config.micro_batches > 1 else {}
+    return {**found, "remat": f"{config.remat:g}"} if config.remat else found
 
 
-def _none_that_fits(shape: PlanConfig, found: Infeasible | Unsolved, free_bound_s: float) -> Refused:
-    """Returns the refusal of a shape of which no choice fits.
+def _none_that_fits(config: PlanConfig, found: Infeasible | Unsolved, free_bound_s: float) -> Refused:
+    """Returns the refusal of a configuration of which no choice fits.
 
     Where it has one stage, the refusal has the size of the least program that was found.
     """
     why = "no choice of shardings that is predicted to fit was found"
-    least = (found.found_bytes if isinstance(found, Infeasible) else found.peak_bytes) if shape.stages == 1 else None
+    least = (found.found_bytes if isinstance(found, Infeasible) else found.peak_bytes) if config.stages == 1 else None
     if least is None:
-        return Refused(shape, why, True, free_bound_s)
+        return Refused(config, why, True, free_bound_s)
     return Refused(
-        shape,
+        config,
         f"{why}; the least has a {PEAK} of {format_bytes(least)} per device",
         True,
         free_bound_s,
@@ -493,7 +494,7 @@ def _least_cost_s(problem: Problem) -> float:
 def _heard(found: Answer | Infeasible | Unsolved) -> Answer | Infeasible | Unsolved:
     """Returns what the search of shardings came to.
 
-    If it was interrupted it made do with what it had: the search of shapes ends, too.
+    If it was interrupted it made do with what it had: the search of configurations ends, too.
     """
     if isinstance(found, Answer) and found.is_interrupted:
         raise KeyboardInterrupt
@@ -542,7 +543,7 @@ def _numbers(module: ir.Module, setup: Setup) -> tuple[int, ...]:
     try:
         with module.context, ir.Location.unknown():
             size = batch_size(
-                module.operation, {name: setup.options[name] for name in ("batch", "whole") if name in setup.options}
+                module.operation, {name: setup.options[name] for name in ("batch", "no-batch") if name in setup.options}
             )
     except RhinoError:
         return (1,)

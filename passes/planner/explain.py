@@ -140,7 +140,7 @@ def _transfers(execution: Execution, simulation: Simulation, num_rows: int) -> l
         )
         for one in transfers_of(execution, simulation)
     ]
-    title = "transfers: seconds and bytes in a step, from each device of one rank to one of the other"
+    title = "transfers: seconds and bytes per step, from each device of one rank to a device of the other"
     return section(title, rows, num_rows)
 
 
@@ -148,7 +148,7 @@ def _tensors(plan: Plan, num_rows: int) -> list[str]:
     arguments = _tensor_section(plan, "arguments", plan.arguments, num_rows)
     return [
         *arguments,
-        *_tensor_section(plan, "results that are no argument's next value", new_results(plan), num_rows),
+        *_tensor_section(plan, "results that replace no argument", new_results(plan), num_rows),
     ]
 
 
@@ -160,7 +160,7 @@ def _tensor_section(plan: Plan, title: str, tensors: Sequence[Tensor], num_rows:
         rank = [f"rank {one.first.rank}"] if plan.num_ranks > 1 else []
         kind = f"{len(one.tensors)} x {one.first.kind}"
         rows.append((format_bytes(one.num_bytes), *sent, *rank, kind, dims_text(one.first.dims), one.name))
-    words = ", seconds in which they are sent" if plan.sharding else ""
+    words = ", seconds in collectives" if plan.sharding else ""
     return section(f"{title}: bytes per device{words}", rows, num_rows)
 
 

@@ -24,8 +24,8 @@ from rhino.passes.base import Remarks
 from rhino.passes.registry import Item
 from rhino.passes.sharding.annotations import boundary_dims
 from rhino.passes.sharding.choose_shardings import ChooseShardings
-from rhino.passes.sharding.problem import AUTO, write_mesh
-from rhino.passes.sharding.scopes import scopes_text
+from rhino.passes.sharding.planning_pass import AUTO, write_mesh
+from rhino.passes.sharding.scope_constraints import scopes_text
 from rhino.passes.textual_pipelines import build_pass_manager
 
 Unsplit = Mapping[Side, Mapping[int, int]]

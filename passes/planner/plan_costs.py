@@ -34,7 +34,7 @@ from rhino.ir.plan.plan import (
 from rhino.ir.program.program import Program
 from rhino.passes.sharding.choose_shardings import ShardingChoice
 from rhino.strategies.choice.choice import Choice
-from rhino.strategies.choice.plan import ShardingPlan, Transfer
+from rhino.strategies.choice.sharding_plan import ShardingPlan, Transfer
 from rhino.strategies.cost.candidates import State
 from rhino.strategies.cost.nodes import Node
 from rhino.strategies.solver.answer import Answer

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from rhino.ir.cluster.cluster import load_cluster
 from rhino.ir.cluster.mesh import Mesh, mesh_of_shape
 from rhino.ir.units import parse_size
-from rhino.passes.sharding.problem import AUTO
+from rhino.passes.sharding.planning_pass import AUTO
 from rhino.strategies.autotune import DEFAULT as BEST
 from rhino.strategies.autotune.base import MOST
 from rhino.strategies.pipeline.schedules import DEFAULT, SCHEDULES, find_schedule, num_ranks_of
@@ -31,7 +31,7 @@ class Decided:
     schedule: str
     mesh: tuple[int, ...]
     micro_batches: int
-    keep: float
+    remat: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class PlanRequest:
             mesh=self.mesh or mesh_of_shape(plan.mesh),
             searches_mesh=False,
             micro_batches=plan.micro_batches if plan.schedule or plan.micro_batches > 1 else None,
-            remat=() if plan.keep >= 1 else (1 - plan.keep,),
+            remat=(plan.remat,) if plan.remat else (),
             stages=plan.stages,
             schedule=plan.schedule,
         )

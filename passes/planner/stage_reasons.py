@@ -18,8 +18,8 @@ from rhino.ir.plan.plan import Plan
 from rhino.ir.program.accumulation import STAGE
 from rhino.passes.planner.plan_costs import PlanCosts
 from rhino.passes.planner.tables import signed_seconds
-from rhino.strategies.pipeline.stages.graph import NO_NODE, Staging
-from rhino.strategies.pipeline.stages.problem import OPEN
+from rhino.strategies.pipeline.stages.stage_graph import NO_NODE, Staging
+from rhino.strategies.pipeline.stages.stage_problem import OPEN
 from rhino.strategies.solver.answer import Infeasible, Unsolved
 
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ from rhino.passes.planner.module_facts import (
 from rhino.passes.registry import PARALLEL, Item, build_named
 from rhino.passes.sharding.choose_shardings import ChooseShardings
 from rhino.passes.textual_pipelines import build_pass_manager
-from rhino.strategies.choice.plan import make_plan
+from rhino.strategies.choice.sharding_plan import make_plan
 from rhino.strategies.cost.cost_model import CostModel
 from rhino.strategies.memory.peak import predicted_peak
 from rhino.strategies.pipeline.assemble import assemble

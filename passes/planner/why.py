@@ -32,11 +32,11 @@ from rhino.passes.pipeline.pipeline_stages import StageCut
 from rhino.passes.planner.diff import diff_text
 from rhino.passes.planner.explain import alternatives_text
 from rhino.passes.planner.module_facts import Unsplit, digest
-from rhino.passes.planner.one_program import Found, search, search_options
 from rhino.passes.planner.plan_costs import PlanCosts, plan_costs
 from rhino.passes.planner.stage_reasons import StagePlaces
 from rhino.passes.planner.staged_plan import cut_options, cut_step, make_staged_plan
 from rhino.passes.planner.tables import more, signed_bytes, signed_seconds, table
+from rhino.passes.planner.unstaged_plan import Found, search, search_options
 from rhino.passes.sharding.choose_shardings import LEVELS, ShardingChoice
 from rhino.strategies.cost.candidates import State, strategy_name
 from rhino.strategies.cost.nodes import Node
@@ -223,7 +223,7 @@ def _cluster_file(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _pins_of(options: Mapping[str, str], pins: Sequence[str]) -> str:
-    """Returns the pins that were asked for, and more."""
+    """Returns the pins thatwere requested, and more."""
     return "; ".join(filter(None, (options.get("pin", ""), *pins)))
 
 

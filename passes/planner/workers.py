@@ -1,4 +1,4 @@
-"""Processes that evaluate shapes: each a Python of its own, which knows of its caller nothing but what it is sent.
+"""Processes that evaluate configurations: each a Python of its own, which knows only what it is sent.
 
 Those of `multiprocessing` would not do. Whatever starts them, they run the caller's main module again before they work:
 a training script that has no guard would train in each, and a notebook, a prompt or a script on stdin has no file to
@@ -45,7 +45,7 @@ There is little of it, and to look for it after each step takes long.
 """
 
 Request: TypeAlias = tuple[PlanConfig, float]
-"""A shape, and the seconds that cut it off: all that its outcome depends on."""
+"""A configuration, and the seconds that cut it off: all that its outcome depends on."""
 
 
 @dataclass(slots=True, eq=False)
@@ -59,7 +59,7 @@ class _Worker:
     """The steps that the process had to read."""
 
     def send(self, request: Request) -> None:
-        """Has the process evaluate a shape."""
+        """Has the process evaluate a configuration."""
         self.line.send(request)
         self.request = request
         self.has_read.add(_step_of(request))
@@ -78,7 +78,7 @@ class _Worker:
 
 
 class Workers:
-    """Up to so many processes that evaluate shapes.
+    """Up to so many processes that evaluate configurations.
 
     With one, or if one of them dies (of lack of memory), this process evaluates them itself. The processes start at
     once, and get `setup`, which may be set until then, with their first request. They have to be closed.
@@ -93,7 +93,7 @@ class Workers:
         self.have_setup = False
         self.foreseen: Iterable[PlanConfig] = ()
         self.early: dict[Request, Outcome] = {}
-        """What came of shapes that were not asked for yet."""
+        """What came of configurations that were not asked for yet."""
 
         try:
             for _ in range(self.most):
@@ -101,25 +101,25 @@ class Workers:
         except OSError:
             self.most = 0
 
-    def foresee(self, shapes: Iterable[PlanConfig]) -> None:
-        """Takes shapes that are likely to be requested after those of the next round.
+    def foresee(self, configs: Iterable[PlanConfig]) -> None:
+        """Takes configurations that are likely to be requested after those of the next round.
 
         Idle processes begin with them.
         """
-        self.foreseen = shapes
+        self.foreseen = configs
 
-    def evaluate(self, shapes: Sequence[PlanConfig], cutoff_s: float = inf) -> list[Outcome]:
-        """Returns the outcomes of shapes, in their order.
+    def evaluate(self, configs: Sequence[PlanConfig], cutoff_s: float = inf) -> list[Outcome]:
+        """Returns the outcomes of configurations, in their order.
 
-        A shape is cut off once it is proven to take at least `cutoff_s`.
+        A configuration is cut off once it is proven to take at least `cutoff_s`.
         """
         if self.most:
             try:
-                return self._shared(shapes, cutoff_s)
+                return self._shared(configs, cutoff_s)
             except (OSError, EOFError):
                 self.most = 0
         self.local = self.local or Evaluator(self.setup)
-        return [self.local.outcome(shape, cutoff_s) for shape in shapes]
+        return [self.local.outcome(config, cutoff_s) for config in configs]
 
     def close(self) -> None:
         """Ends the processes."""
@@ -128,13 +128,13 @@ class Workers:
         if self.folder is not None:
             self.folder.cleanup()
 
-    def _shared(self, shapes: Sequence[PlanConfig], cutoff_s: float) -> list[Outcome]:
-        """Returns the outcomes of shapes, each evaluated by a process that is free.
+    def _shared(self, configs: Sequence[PlanConfig], cutoff_s: float) -> list[Outcome]:
+        """Returns the outcomes of configurations, each evaluated by a process that is free.
 
         Raises OSError or EOFError where one is gone.
         """
         self._send_setup()
-        requests = [(shape, cutoff_s) for shape in shapes]
+        requests = [(config, cutoff_s) for config in configs]
         found = {one: self.early[one] for one in requests if one in self.early}
         while len(found) < len(requests):
             waiting = [one for one in requests if one not in found]
@@ -151,10 +151,10 @@ class Workers:
     def _next(self, free: _Worker, waiting: Sequence[Request], cutoff_s: float) -> Request | None:
         """Returns what a process does next.
 
-        Among waiting shapes it prefers those whose step it has read, and takes those whose step another process has
-        read last. If none waits, it takes a foreseen shape with no outcome yet, first one whose step it has read; its
-        outcome is of use while the cutoff is the same. For other foreseen shapes it makes and reads the step, and no
-        more: a process must not spend long on what may be in vain.
+        Among waiting configurations it prefers those whose step it has read, and takes those whose step another process
+        has read last. If none waits, it takes a foreseen configuration with no outcome yet, first one whose step it has
+        read; its outcome is of use while the cutoff is the same. For other foreseen configurations it makes and reads
+        the step, and no more: a process must not spend long on what may be in vain.
         """
         at = [worker.request for worker in self.workers if worker.request is not None]
         read_by_others = {step for worker in self.workers if worker is not free for step in worker.has_read}
@@ -165,9 +165,11 @@ class Workers:
         for one in sorted((one for one in waiting if one not in at), key=turn):
             return one
         self.foreseen = tuple(self.foreseen)
-        running = [shape for shape, _ in at]
+        running = [config for config, _ in at]
         new = [
-            (shape, cutoff_s) for shape in self.foreseen if shape not in running and (shape, cutoff_s) not in self.early
+            (config, cutoff_s)
+            for config in self.foreseen
+            if config not in running and (config, cutoff_s) not in self.early
         ]
         for one in sorted(new, key=turn):
             if turn(one) > 0:
@@ -177,7 +179,7 @@ class Workers:
         return None
 
     def _send_setup(self) -> None:
-        """Tells the processes what shapes are evaluated for."""
+        """Tells the processes what configurations are evaluated for."""
         if not self.have_setup:
             assert self.folder is not None
             for worker in self.workers:
@@ -224,4 +226,4 @@ def _interrupts_blocked() -> Iterator[None]:
 
 def _step_of(request: Request) -> tuple[int, float]:
     """Returns what the step depends on that shardings are chosen for."""
-    return request[0].micro_batches, request[0].keep
+    return request[0].micro_batches, request[0].remat

@@ -30,11 +30,11 @@ from rhino.ir.mlir.fixed_region import MANUAL
 from rhino.ir.mlir.locations import place_of
 from rhino.ir.mlir.shardings import SHARDING, per_value_attribute, sharding_attribute
 from rhino.ir.program.accumulation import accumulation_loop
-from rhino.ir.program.named_tensors import words_on
+from rhino.ir.program.named_tensors import provenance_of_value
 from rhino.ir.program.program import CARRIED, Program
 from rhino.ir.units import fits_text, format_bytes, format_seconds, parse_size, peak_text
 from rhino.passes.base import Remarks, opt
-from rhino.passes.sharding.problem import (
+from rhino.passes.sharding.planning_pass import (
     PLANNING_ERRORS,
     PlanningPass,
     Target,
@@ -45,7 +45,7 @@ from rhino.passes.sharding.problem import (
 )
 from rhino.passes.sharding.uneven import uneven_arguments
 from rhino.strategies.choice.choice import Choice
-from rhino.strategies.choice.plan import ShardingPlan, implied, make_plan
+from rhino.strategies.choice.sharding_plan import ShardingPlan, implied, make_plan
 from rhino.strategies.cost.candidates import strategy_name
 from rhino.strategies.cost.nodes import Node
 from rhino.strategies.memory.peak import peak_of
@@ -91,8 +91,9 @@ class ChooseShardings(PlanningPass):
     def run(self, module: ir.Operation, remarks: Remarks) -> None:
         """Chooses, and writes the choice onto `module`."""
         if self.level not in LEVELS:
+            known = " or ".join(map(str, LEVELS))
             raise RhinoError(
-                "RHI-PASS-001", f"level {self.level} of pass '{self.name}' is not one of {', '.join(map(str, LEVELS))}"
+                "RHI-PASS-001", f"level {self.level} of pass '{self.name}' does not exist", fix=f"give level {known}"
             )
         clock = _Clock(remarks)
         targets = self.targets(module, remarks)
@@ -260,7 +261,7 @@ def _remark(
     for loop in program.graph.loops:
         if loop.trips is None:
             place = place_of(program.ops[loop.op].location, remarks.file)
-            remarks.add(name, place, "how often this loop runs is not known: its body is planned for as if it ran once")
+            remarks.add(name, place, "the trip count of this loop is not known: its cost is counted for one trip")
     for number, op in enumerate(program.ops):
         cls = program.graph.cls(number)
         if (
@@ -274,7 +275,7 @@ def _remark(
             remarks.add(
                 name,
                 place_of(op.location, remarks.file),
-                f"'{op.name}' has no sharding rule: it runs whole on every device",
+                f"'{op.name}' has no sharding rule: it is replicated, every device runs all of it",
             )
     for transfer in plan.transfers():
         where = program.ops[transfer.reader] if transfer.reader is not None else None
@@ -294,12 +295,12 @@ def does_not_fit(choice: Choice, program: Program, budget: float, outcome: Infea
     It lists the largest tensors, each at the least size that it can have.
     """
     worst, floor, culprits = _least_sizes(choice)
-    user_words = [words_on(program, value) for _, _, value in culprits]
+    provenance = [provenance_of_value(program, value) for _, _, value in culprits]
     notes = [
         f"at least {format_bytes(size)}: {beside}{program.describe(value)}{_under(words)}"
-        for (size, beside, value), words in zip(culprits, user_words, strict=True)
+        for (size, beside, value), words in zip(culprits, provenance, strict=True)
     ]
-    fix = to_fit("what is said of these tensors" if any(user_words) else "")
+    fix = to_fit("the constraints on these tensors" if any(provenance) else "")
     notes.append(
         f"at time {worst} of {choice.problem.num_times} the least sizes of all tensors alive add up to "
         f"{format_bytes(floor)}"
@@ -319,7 +320,7 @@ def _needed(outcome: Infeasible, budget: float, floor: float) -> str:
     """
     if outcome.found_bytes is None:
         return f"at least {_size_over(floor if outcome.peak_bytes is None else outcome.peak_bytes, budget)} are needed"
-    found = f"the least that was found needs {_size_over(outcome.found_bytes, budget)}"
+    found = f"the smallest plan that was found needs {_size_over(outcome.found_bytes, budget)}"
     if outcome.peak_bytes is None or not budget < outcome.peak_bytes < outcome.found_bytes:
         return found
     return f"about {_size_over(outcome.peak_bytes, budget)} are needed, {found}"

@@ -33,7 +33,7 @@ from rhino.ir.mlir.outline import OutlinedLoop, inline_loops, outline_loops
 from rhino.ir.mlir.reader import entry_function, maker_of, walk
 from rhino.ir.mlir.shardings import (
     FORBIDDEN,
-    SAID,
+    PROVENANCE,
     SHARDING,
     axis_names,
     layout_attribute,
@@ -48,11 +48,11 @@ from rhino.passes.base import Pass, Remarks
 from rhino.passes.sharding.choose_shardings import STRATEGY
 from rhino.passes.sharding.indexed_ops import GATHER, INDEXED, prepare, put_right
 from rhino.passes.with_rules import run_on_functions
-from rhino.strategies.choice.plan import ShardingPlan, handing_on, implied, loop_states, sent_bytes
+from rhino.strategies.choice.sharding_plan import ShardingPlan, handing_on, implied, loop_states, sent_bytes
 from rhino.strategies.cost.candidates import State, replicate, strategies, strategy_name
 from rhino.strategies.cost.reshard import LayoutStep, reshard_path
 
-_GLOBAL = (SHARDING, STRATEGY, CARRIED, RULE, COST, FORBIDDEN, SAID)
+_GLOBAL = (SHARDING, STRATEGY, CARRIED, RULE, COST, FORBIDDEN, PROVENANCE)
 """What annotates ops of the global program."""
 
 _MARK = "rhino.partial"
@@ -185,7 +185,7 @@ def _state(
             f"'{op.name}' cannot run between the shardings of its operands and results",
             place_of(op.location, file),
             (f"its strategy is {op.attributes[STRATEGY]}",) if STRATEGY in op.attributes else (),
-            "annotate the module anew",
+            "shard the module again, with rhino-opt --auto-shard",
         )
     return state
 
@@ -417,7 +417,12 @@ def _convert(module: ir.Operation, remarks: Remarks) -> None:
         first = error.error_diagnostics[0] if error.error_diagnostics else None
         what = str(first.message).strip() if first is not None else str(error)
         place = place_of(first.location, remarks.file) if first is not None else Place(remarks.file)
-        raise RhinoError("RHI-LOCAL-001", f"Shardy cannot convert the module to local shapes: {what}", place) from None
+        raise RhinoError(
+            "RHI-LOCAL-001",
+            f"Shardy cannot convert the module to local shapes: {what}",
+            place,
+            fix="leave the shardings of this op open, or run the annotated module",
+        ) from None
 
 
 def _finish(module: ir.Operation) -> None:
@@ -449,7 +454,12 @@ def _finish(module: ir.Operation) -> None:
         if one is not None:
             one.erase()
     if not module.verify():
-        raise RhinoError("RHI-LOCAL-001", "the local program does not verify", place_of(module.location))
+        raise RhinoError(
+            "RHI-LOCAL-001",
+            "the local program does not verify",
+            place_of(module.location),
+            fix="run the annotated module",
+        )
 
 
 def _is_no_reshape(op: ir.Operation) -> bool:

@@ -1,13 +1,13 @@
-"""Write what the user says of tensors and axes onto the module, as constraints that the search must keep.
+"""Write the user's constraints on tensors and axes onto the module; the search must keep them.
 
-Reads     arguments and results by name, ops by the names of their locations, in which scopes may be said already;
+Reads     arguments and results by name, ops by the names of their locations, which may name scopes already;
           existing shardings, with which constraints must agree.
-Writes    `sdy.mesh` if there is none; `sdy.sharding` on what a pin or the ban of an axis speaks of (existing and new
+Writes    `sdy.mesh` if there is none; `sdy.sharding` on what a pin or the ban of an axis names (existing and new
           ones taken together), `rhino.forbidden` where a sharding is banned, `rhino.scopes` on ops in scopes,
-          `rhino.said` beside these: the user's words, for messages. `rhino.axis_roles` on the module. Where nothing is
-          asked for, nothing is written.
+          `rhino.provenance` beside these: where they come from, for messages. `rhino.axis_roles` on the module. Without
+          constraints nothing is written.
 Errors    RHI-CLI-001 a constraint does not parse, RHI-CLI-002 the file cannot be read, RHI-PIN-001 it is malformed,
-          RHI-PIN-002 a constraint speaks of nothing that is there, RHI-SHARD-001 constraints that contradict each other
+          RHI-PIN-002 a constraint matches nothing, RHI-SHARD-001 constraints that contradict each other
           or what the mesh can do, RHI-MESH-001 larger than the cluster, RHI-MESH-002 not the module's mesh,
           RHI-CLUSTER-001 unknown preset, RHI-CLUSTER-002 malformed file, RHI-READ-005 no entry function.
 """
@@ -52,8 +52,8 @@ from rhino.ir.request.constraints import (
 )
 from rhino.ir.request.patterns import RESULT, dotted, matches, nearest
 from rhino.passes.base import Remarks, opt
-from rhino.passes.sharding.problem import PLANNING_ERRORS, PlanningPass, Target, write_mesh
-from rhino.passes.sharding.scopes import write_scopes
+from rhino.passes.sharding.planning_pass import PLANNING_ERRORS, PlanningPass, Target, write_mesh
+from rhino.passes.sharding.scope_constraints import write_scopes
 from rhino.passes.with_rules import with_rules
 from rhino.strategies.structure.axis_roles import Roles
 
@@ -70,8 +70,8 @@ class PinShardings(PlanningPass):
     name: ClassVar[str] = "rhino-pin"
     errors: ClassVar[tuple[str, ...]] = ("RHI-CLI-001", "RHI-CLI-002", "RHI-PIN-001", "RHI-PIN-002", *PLANNING_ERRORS)
 
-    pin: str = opt("", "NAME=SHARDING, several with ; between: these tensors lie so")
-    forbid: str = opt("", "NAME=AXIS or NAME=SHARDING, several with ; between: these tensors do not lie so")
+    pin: str = opt("", "NAME=SHARDING, several with ; between: shardings that tensors must have")
+    forbid: str = opt("", "NAME=AXIS or NAME=SHARDING, several with ; between: shardings that tensors must not have")
     axis_role: str = opt("", "AXIS=batch or AXIS=model, several with ; between: what is split along the axis")
     scope: str = opt(
         "", "NAME=replicate(N) or NAME=split(N), several with ; between: how devices share the ops in a scope"
@@ -86,7 +86,7 @@ class PinShardings(PlanningPass):
         write_scopes(module, requested.scopes, self.name, remarks)
 
     def write(self, module: ir.Operation, requested: Constraints, remarks: Remarks) -> None:
-        """Writes what is said of tensors and axes."""
+        """Writes the constraints on tensors and axes."""
         target = self.target(module, remarks)
         _check_axes(requested, target)
         entry_function(module, remarks.file)
@@ -100,7 +100,7 @@ class PinShardings(PlanningPass):
                 _write_roles(module, program, requested.roles, remarks)
 
     def requested(self) -> Constraints:
-        """Returns what all options say."""
+        """Returns the constraints of all options."""
         file = read_constraints(self.constraints) if self.constraints else Constraints()
         own: list[Constraint] = [*map(parse_pin, _each(self.pin)), *map(parse_forbid, _each(self.forbid))]
         roles = (*map(parse_role, _each(self.axis_role)), *file.roles)
@@ -112,8 +112,8 @@ def _each(text: str) -> list[str]:
 
 
 def _check_axes(requested: Constraints, target: Target) -> None:
-    used = [(axis, one.said) for one in requested.constraints for axis in _axes_of(one)] + [
-        (role.axis, role.said) for role in requested.roles
+    used = [(axis, one.provenance) for one in requested.constraints for axis in _axes_of(one)] + [
+        (role.axis, role.provenance) for role in requested.roles
     ]
     for axis, words in used:
         if axis not in target.names:
@@ -122,7 +122,7 @@ def _check_axes(requested: Constraints, target: Target) -> None:
     known: dict[str, AxisRole] = {}
     for role in requested.roles:
         if known.setdefault(role.axis, role).role != role.role:
-            what = f"{role.said} contradicts {known[role.axis].said}"
+            what = f"{role.provenance} contradicts {known[role.axis].provenance}"
             raise RhinoError("RHI-SHARD-001", what, fix="leave one out: an axis has one role")
 
 
@@ -155,9 +155,9 @@ class _Boundary:
 
 
 def _write_ops(program: Program, constraints: Sequence[Constraint], target: Target, remarks: Remarks) -> None:
-    """Writes what is said of ops.
+    """Writes the constraints on ops.
 
-    Those that depend on constants alone have no place of their own: nothing is said of them.
+    Ops that depend on constants alone have no constraints: they have no place of their own.
     """
     graph = program.graph
     numbers = [
@@ -168,7 +168,7 @@ def _write_ops(program: Program, constraints: Sequence[Constraint], target: Targ
     for one in constraints:
         _constrain(one, one.pattern.removeprefix(_PLACE), "/", every, target, remarks)
     for op in numbers:
-        if any(tensor.said for tensor in tensors[op]):
+        if any(tensor.provenance for tensor in tensors[op]):
             write_op(program.ops[op], tensors[op], target.mesh_name)
 
 
@@ -188,7 +188,7 @@ def _write_roles(module: ir.Operation, program: Program, roles: Sequence[AxisRol
         )
         fix = "donate the state (tf.aliasing_output tells it from the inputs), or pin arguments instead"
         raise RhinoError(
-            "RHI-PIN-002", f"{roles[0].said}: the program has no batch dim", Place(remarks.file), (why,), fix
+            "RHI-PIN-002", f"{roles[0].provenance}: the program has no batch dim", Place(remarks.file), (why,), fix
         )
     words = ", ".join(
         f'"{name}" {"dim" if len(dims) == 1 else "dims"} {", ".join(map(str, sorted(dims)))}' for name, dims in batch
@@ -201,15 +201,15 @@ def _write_roles(module: ir.Operation, program: Program, roles: Sequence[AxisRol
 def _constrain(
     one: Constraint, pattern: str, separator: str, tensors: Sequence[NamedTensor], target: Target, remarks: Remarks
 ) -> None:
-    """Notes one constraint on all tensors that it speaks of."""
+    """Notes one constraint on all tensors that it matches."""
     found = [tensor for tensor in tensors if any(matches(pattern, name, separator) for name in tensor.names)]
     if not found:
         close = nearest(pattern, (tensor.names[-1 if separator == "." else 0] for tensor in tensors), separator)
         fix = f"did you mean {' or '.join(close)}?" if close else "see docs/constraints.md for what a name is"
-        raise RhinoError("RHI-PIN-002", f"{one.said} matches no tensor", Place(remarks.file), fix=fix)
+        raise RhinoError("RHI-PIN-002", f"{one.provenance} matches no tensor", Place(remarks.file), fix=fix)
     different = list(dict.fromkeys(tensor.what for tensor in found))
     shown = ", ".join(different[:_SHOWN]) + (", ..." if len(different) > _SHOWN else "")
-    remarks.add(PinShardings.name, Place(remarks.file), f"{one.said} speaks of {shown} ({len(found)} in all)")
+    remarks.add(PinShardings.name, Place(remarks.file), f"{one.provenance} matches {shown} ({len(found)} in all)")
     for tensor in found:
         _note(one, tensor, target)
 
@@ -225,7 +225,7 @@ def _note(one: Constraint, tensor: NamedTensor, target: Target) -> None:
             "RHI-SHARD-001",
             what,
             tensor.place,
-            (f"{one.said} says so",),
+            (f"{one.provenance} requires it",),
             "list every dim, or say more exactly which tensors",
         )
     match one:
@@ -237,7 +237,7 @@ def _note(one: Constraint, tensor: NamedTensor, target: Target) -> None:
         case Ban(dims=dims):
             if _divides(one, tensor, target):
                 tensor.forbidden.append(dims_attribute(target.mesh_name, dims))
-                tensor.said.append(one.said)
+                tensor.provenance.append(one.provenance)
 
 
 def _limit(one: Constraint, sharding: ir.Attribute, tensor: NamedTensor, mesh: NamedMesh) -> None:
@@ -245,25 +245,25 @@ def _limit(one: Constraint, sharding: ir.Attribute, tensor: NamedTensor, mesh: N
     try:
         allowed_specs(sharding, mesh, tensor.shape, tensor.place, tensor.what)
     except RhinoError as error:
-        error.notes = (f"{one.said} says so",)
+        error.notes = (f"{one.provenance} requires it",)
         raise
-    if tensor.sharding is not None and not tensor.said:
-        tensor.said.append(_MODULE)
+    if tensor.sharding is not None and not tensor.provenance:
+        tensor.provenance.append(_MODULE)
     together = sharding if tensor.sharding is None else both(tensor.sharding, sharding, mesh, tensor)
     if together is None:
         notes = (
-            f"{one.said} asks for {sharding}",
-            f"against it stands {tensor.sharding}, of {' and '.join(tensor.said)}",
+            f"{one.provenance} asks for {sharding}",
+            f"against it stands {tensor.sharding}, of {' and '.join(tensor.provenance)}",
         )
         raise RhinoError(
             "RHI-SHARD-001",
-            f"the sharding of {tensor.what} contradicts what else is said of it",
+            f"the sharding of {tensor.what} contradicts another constraint on it",
             tensor.place,
             notes,
             "leave one out",
         )
     tensor.sharding = together
-    tensor.said.append(one.said)
+    tensor.provenance.append(one.provenance)
 
 
 def _divides(one: Ban, tensor: NamedTensor, target: Target) -> bool:

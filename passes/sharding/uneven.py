@@ -9,7 +9,7 @@ from rhino.ir.diagnostics import Place
 from rhino.ir.mlir.locations import place_of
 from rhino.ir.program.program import Program
 from rhino.ir.request.patterns import dotted
-from rhino.passes.sharding.problem import Target
+from rhino.passes.sharding.planning_pass import Target
 
 _WORTH_SAYING_BYTES: Final = 1 << 20
 _SHOWN: Final = 3

@@ -99,7 +99,11 @@ class ProcessJob:
         try:
             return str(self._client.blocking_key_value_get(f"rhino/{key}", int(limit_s * 1000)))
         except jax.errors.JaxRuntimeError:
-            raise RhinoError("RHI-RUN-008", f"no process has published {key} within {limit_s:.0f} s") from None
+            raise RhinoError(
+                "RHI-RUN-008",
+                f"no process has published {key} within {limit_s:.0f} s",
+                fix="start all processes, with the same plan",
+            ) from None
 
     def peek(self, key: str) -> str | None:
         """Returns what was published under a key, None if nothing yet."""
@@ -191,7 +195,11 @@ def join(
     try:
         client.connect()
     except jax.errors.JaxRuntimeError as error:
-        raise RhinoError("RHI-RUN-007", f"{team.name(process)} cannot join the others at {address}: {error}") from None
+        raise RhinoError(
+            "RHI-RUN-007",
+            f"{team.name(process)} cannot join the others at {address}: {error}",
+            fix="start all processes with the address of process 0, which others can reach",
+        ) from None
     return ProcessJob(client, process, team, heartbeat_s, host)
 
 

@@ -58,7 +58,7 @@ class Watchdog:
         job: ProcessJob | None = None,
         leave: Callable[[RhinoError], None] | None = None,
     ) -> None:
-        """Starts to watch an executor; `leave` is called with RHI-RUN-008 when nothing has moved for `limit_s`.
+        """Starts to watch an executor; `leave` is called with RHI-RUN-008 after `limit_s` without progress.
 
         If `leave` is None, the error is printed and the process ends.
         """
@@ -122,7 +122,9 @@ class Watchdog:
             for process in range(len(self._job.team.ranks)):
                 if process != self._job.process:
                     lines += self._report_of(self._job, process)
-        self._leave(RhinoError("RHI-RUN-008", f"nothing has moved for {self._limit_s:.0f} s", notes=tuple(lines)))
+        self._leave(
+            RhinoError("RHI-RUN-008", f"the step has made no progress for {self._limit_s:.0f} s", notes=tuple(lines))
+        )
 
     def _report_of(self, job: ProcessJob, process: int) -> list[str]:
         try:
@@ -139,7 +141,9 @@ class Watchdog:
         self._closed.wait(2 * _REPORT_LIMIT_S)
         self._leave(
             RhinoError(
-                "RHI-RUN-008", f"nothing has moved, as {self._job.team.name(caller)} reports", notes=tuple(lines)
+                "RHI-RUN-008",
+                f"the step makes no progress, as {self._job.team.name(caller)} reports",
+                notes=tuple(lines),
             )
         )
 

@@ -274,7 +274,7 @@ class Binder:
             array = slots[slot]
             if not isinstance(array, jax.Array) or array.is_deleted():
                 raise RhinoError(
-                    "RHI-RUN-002", f"slot {slot} is moved to another rank, and holds no array, or one that is gone"
+                    "RHI-RUN-002", f"slot {slot} is read by a transfer, and its array was deleted or never written"
                 )
             same = (array.shape, array.dtype) == (layout.shape, dtype_of(layout))
             if not same or not same_placement(array.sharding, sharding, array.ndim):

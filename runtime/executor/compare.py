@@ -139,16 +139,22 @@ def check_same_signature(got: Signature, expected: Signature) -> None:
     ):
         if len(ours) != len(theirs):
             raise RhinoError(
-                "RHI-RUN-002", f"the module has {len(ours)} {kind}s, the one to compare with has {len(theirs)}"
+                "RHI-RUN-002",
+                f"the module has {len(ours)} {kind}s, the one to compare with has {len(theirs)}",
+                fix="compare with the module that this one was planned from",
             )
         for a, b in zip(ours, theirs, strict=True):
             if (a.shape, a.dtype) != (b.shape, b.dtype):
                 raise RhinoError(
-                    "RHI-RUN-002", f"{kind} {a.label} is {a} in the module, {b} in the one to compare with"
+                    "RHI-RUN-002",
+                    f"{kind} {a.label} is {a} in the module, {b} in the one to compare with",
+                    fix="compare with the module that this one was planned from",
                 )
     if got.feedback != expected.feedback:
         raise RhinoError(
-            "RHI-RUN-002", "the module and the one to compare with feed different results back (tf.aliasing_output)"
+            "RHI-RUN-002",
+            "the module and the one to compare with feed different results back (tf.aliasing_output)",
+            fix="compare with the module that this one was planned from",
         )
 
 

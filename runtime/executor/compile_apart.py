@@ -66,7 +66,9 @@ def _awaited(process: subprocess.Popen[bytes], made: IO[bytes], errors: IO[bytes
     check = _CHECK.search(errors.read().decode(errors="replace"))
     why = check[0].strip() if check else f"code {code}"
     raise RhinoError(
-        "RHI-RUN-001", f"XLA does not compile the module for {num_devices} devices: it ends the process ({why})"
+        "RHI-RUN-001",
+        f"XLA does not compile the module for {num_devices} devices: it ends the process ({why})",
+        fix="try --form=annotated or another jaxlib",
     )
 
 

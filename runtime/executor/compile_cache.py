@@ -108,7 +108,9 @@ class CompileCache:
             os.replace(file.name, self._folder / key)  # at once: other processes read the folder too
         except OSError as error:
             raise RhinoError(
-                "RHI-CLI-003", f"cannot keep a compiled program in {self._folder}: {error.strerror}"
+                "RHI-CLI-003",
+                f"cannot keep a compiled program in {self._folder}: {error.strerror}",
+                fix="name a folder that can be written",
             ) from None
 
 

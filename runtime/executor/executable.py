@@ -124,7 +124,11 @@ class Executable:
         """Raises RHI-RUN-002 where the program must not be launched with `arguments`."""
         expected = self.signature.arguments
         if len(arguments) != len(expected):
-            raise RhinoError("RHI-RUN-002", f"got {len(arguments)} arguments, expected {len(expected)}")
+            raise RhinoError(
+                "RHI-RUN-002",
+                f"got {len(arguments)} arguments, expected {len(expected)}",
+                fix="pass one array per argument",
+            )
         for value, array, sharding in zip(expected, arguments, self.in_shardings, strict=True):
             _check_argument(value, array, sharding)
         for index in self.signature.feedback:
@@ -314,7 +318,9 @@ def same_placement(got: jax.sharding.Sharding, expected: jax.sharding.Sharding, 
 
 
 def _bad_argument(value: Value, got: str, expected: str) -> RhinoError:
-    return RhinoError("RHI-RUN-002", f"argument {value.label}: got {got}, expected {expected}")
+    return RhinoError(
+        "RHI-RUN-002", f"argument {value.label}: got {got}, expected {expected}", fix="pass the expected array"
+    )
 
 
 def failed_run(error: Exception) -> RhinoError:

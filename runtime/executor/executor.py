@@ -159,7 +159,7 @@ class Executor:
         if self._broken:
             raise RhinoError(
                 "RHI-RUN-005",
-                "an earlier step failed, and left its arrays in no known state",
+                "an earlier step failed, and the state of its arrays is unknown",
                 fix="make a new executor",
             )
         placed = self._place(arguments)
@@ -304,6 +304,7 @@ def devices_of_ranks(
         raise RhinoError(
             "RHI-RUN-004",
             f"{len(chosen)} ranks with a mesh of {step.mesh} need {size * len(chosen)} devices, not {len(devices)}",
+            fix="give more devices, or plan for fewer",
         )
     return {rank: tuple(devices[size * i : size * (i + 1)]) for i, rank in enumerate(chosen)}
 
@@ -342,15 +343,23 @@ def _checked_argument(target: Target, arguments: Sequence[Argument]) -> Host | j
     value = arguments[number] if number < len(arguments) else None
     if value is None:
         raise RhinoError(
-            "RHI-RUN-002", f"argument {number} of the step is missing, and a rank of this process is fed it"
+            "RHI-RUN-002",
+            f"argument {number} of the step is missing, and a rank of this process reads it",
+            fix="pass it in this process, too",
         )
     if tuple(value.shape) != layout.shape or value.dtype != dtype_of(layout):
         wanted = f"{dtype_of(layout)}{list(layout.shape)}"
         raise RhinoError(
-            "RHI-RUN-002", f"argument {number} of the step: got {value.dtype}{list(value.shape)}, expected {wanted}"
+            "RHI-RUN-002",
+            f"argument {number} of the step: got {value.dtype}{list(value.shape)}, expected {wanted}",
+            fix="pass the expected array",
         )
     if isinstance(value, jax.Array) and value.is_deleted():
-        raise RhinoError("RHI-RUN-002", f"argument {number} of the step was deleted or donated")
+        raise RhinoError(
+            "RHI-RUN-002",
+            f"argument {number} of the step was deleted or donated",
+            fix="pass the array that the last step returned",
+        )
     return value
 
 

@@ -129,11 +129,17 @@ def read_inputs(path: Path, signature: Signature) -> dict[int, Host]:
             arrays = {key: file[key] for key in file.files}
     except OSError as error:
         raise RhinoError(
-            "RHI-CLI-002", f"cannot read the inputs: {error.strerror or error}", Place(str(path))
+            "RHI-CLI-002",
+            f"cannot read the inputs: {error.strerror or error}",
+            Place(str(path)),
+            fix="give a file that can be read",
         ) from None
     except (ValueError, AttributeError, zipfile.BadZipFile) as error:
         raise RhinoError(
-            "RHI-CLI-002", f"the inputs are no .npz file of plain arrays: {error}", Place(str(path))
+            "RHI-CLI-002",
+            f"the inputs are no .npz file of plain arrays: {error}",
+            Place(str(path)),
+            fix="write it with numpy.savez",
         ) from None
     values = [_find(key, signature, path) for key in arrays]
     return {value.index: _match(array, value, path) for value, array in zip(values, arrays.values(), strict=True)}
@@ -158,5 +164,10 @@ def _match(array: Host, value: Value, path: Path) -> Host:
         array = array.view(value.dtype)
     if array.shape != value.shape or array.dtype != value.dtype:
         got = f"{array.dtype}{list(array.shape)}"
-        raise RhinoError("RHI-RUN-002", f"argument {value.label}: got {got}, expected {value}", Place(str(path)))
+        raise RhinoError(
+            "RHI-RUN-002",
+            f"argument {value.label}: got {got}, expected {value}",
+            Place(str(path)),
+            fix="save the expected array",
+        )
     return array

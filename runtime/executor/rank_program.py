@@ -45,7 +45,11 @@ class RankDevices:
     def __init__(self, rank: int, mesh: Mesh, devices: Sequence[jax.Device]) -> None:
         """Raises RHI-RUN-004 where the mesh wants another number of devices."""
         if len(devices) != mesh.num_devices:
-            raise RhinoError("RHI-RUN-004", f"rank {rank} has {len(devices)} devices, and a rank's mesh is {mesh}")
+            raise RhinoError(
+                "RHI-RUN-004",
+                f"rank {rank} has {len(devices)} devices, and a rank's mesh is {mesh}",
+                fix=f"give {mesh.num_devices} devices for each rank",
+            )
         self.rank = rank
         self.mesh = mesh
         self.devices = tuple(devices)
@@ -75,7 +79,11 @@ def dtype_of(layout: Layout) -> np.dtype[np.generic]:
     """Returns the dtype of arrays of a layout; RHI-RUN-006 where no array has it."""
     dtype = array_dtype(layout.dtype)
     if dtype is None:
-        raise RhinoError("RHI-RUN-006", f"the step has a slot of element type {layout.dtype}, which no array has")
+        raise RhinoError(
+            "RHI-RUN-006",
+            f"the step has a slot of element type {layout.dtype}, which no array has",
+            fix="plan a program of other element types",
+        )
     return dtype
 
 
@@ -96,7 +104,11 @@ def compile_programs(
 
 def _module(program: StepProgram, modules: Mapping[str, ir.Module | str], mesh: Mesh) -> ir.Module:
     if program.module not in modules:
-        raise RhinoError("RHI-RUN-006", f"program {program.name} is of module {program.module}, which is not there")
+        raise RhinoError(
+            "RHI-RUN-006",
+            f"program {program.name} is of module {program.module}, which is not there",
+            fix="plan again: a file of the plan is missing",
+        )
     given = modules[program.module]
     # Each in a context of its own: they are compiled at the same time.
     module = (

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Final
 
-from rhino.strategies.autotune import aceso, best, rhino, tap
+from rhino.strategies.autotune import aceso, best, families, tap
 from rhino.strategies.autotune.base import (
     ROUND,
     CutOff,
@@ -34,7 +34,7 @@ STRATEGIES: Final[dict[str, Strategy]] = {
     for one in (
         aceso.STRATEGY,
         best.STRATEGY,
-        rhino.STRATEGY,
+        families.STRATEGY,
         tap.STRATEGY,
     )
 }
@@ -44,7 +44,7 @@ DEFAULT: Final = best.STRATEGY.name
 
 
 FORESEEN: Final = 2 * ROUND
-"""How many shapes are foreseen at a time."""
+"""How many configurations are foreseen at a time."""
 
 
 def explore(
@@ -57,14 +57,14 @@ def explore(
     foresee: Callable[[Iterator[PlanConfig]], None] = lambda _: None,
     made_s: float | None = None,
 ) -> Explored:
-    """Returns what became of the shapes of `space`.
+    """Returns what became of the configurations of `space`.
 
     `evaluate` gives the outcomes of a round, and `on_round` hears of each round.
 
-    Shapes that are proven not to be below `below_s` are cut off, too, and by the bounds of `relaxed`: what shapes came
-    to where less was said of how anything lies; with `made_s` that is the step to beat, whatever is estimated. An
-    interruption ends the search with what is known. Before a round `foresee` is given what is likely to be asked for
-    behind it, which is found out when it is first read.
+    Configurations that are proven not to be below `below_s` are cut off, too, and by the bounds of `relaxed`: what
+    configurations came to where less was said of how anything lies; with `made_s` that is the step to beat, whatever is
+    estimated. An interruption ends the search with what is known. Before a round `foresee` is given what is likely to
+    be asked for behind it, which is found out when it is first read.
     """
 
     def round_of(configs: Sequence[PlanConfig], cutoff_s: float) -> Iterable[Outcome]:
@@ -84,11 +84,12 @@ def explore(
 
 
 def is_open(explored: Explored, made_s: float, done: Collection[PlanConfig]) -> bool:
-    """Returns whether a shape was cut off, or a family passed over, that may beat the best plan's programs (`made_s`).
+    """Returns whether a configuration was cut off, or a family passed over, that may beat `made_s`.
 
-    That is so where these take longer than was estimated. Of `done` the programs were made.
+    That is the step of the best plan's programs, which may take longer than was estimated. Of `done` the programs were
+    made.
     """
-    cut_off = any(one.step_s < made_s and one.shape not in done for one in explored.cut_off)
+    cut_off = any(one.step_s < made_s and one.config not in done for one in explored.cut_off)
     return cut_off or any(bound_s < made_s for bound_s in explored.passed_over.values())
 
 
@@ -103,26 +104,26 @@ def reopen(
 ) -> Explored:
     """Runs the search again with `made_s`, the step of the best plan whose programs were made, as the step to beat.
 
-    Returns what became of the shapes. The search starts from what is known. It requests from `evaluate` what was cut
-    off at less than `made_s`, and what it needs after that.
+    Returns what became of the configurations. The search starts from what is known. It requests from `evaluate` what
+    was cut off at less than `made_s`, and what it needs after that.
     """
     known = {
-        one.shape: one
+        one.config: one
         for one in explored.outcomes
-        if not isinstance(one, CutOff) or one.step_s >= made_s or one.shape in done
+        if not isinstance(one, CutOff) or one.step_s >= made_s or one.config in done
     }
 
     def evaluated(configs: Sequence[PlanConfig], cutoff_s: float) -> list[Outcome]:
         new = [one for one in configs if one not in known]
-        found = {one.shape: one for one in (evaluate(new, cutoff_s) if new else ())}
+        found = {one.config: one for one in (evaluate(new, cutoff_s) if new else ())}
         return [known.get(one) or found[one] for one in configs]
 
     try:
         again = explore(space, evaluated, on_round, strategy, made_s=made_s)
     except KeyboardInterrupt:
         again = Explored(made_s=made_s, is_complete=False)
-    outcomes = {one.shape: one for one in (*explored.outcomes, *again.outcomes)}
-    implied = {one.shape: one for one in (*explored.implied, *again.implied) if one.shape not in outcomes}
+    outcomes = {one.config: one for one in (*explored.outcomes, *again.outcomes)}
+    implied = {one.config: one for one in (*explored.implied, *again.implied) if one.config not in outcomes}
     passed_over = again.passed_over if again.is_complete else {**explored.passed_over, **again.passed_over}
     return replace(
         again,
@@ -135,12 +136,12 @@ def reopen(
 
 
 class _EnoughError(Exception):
-    """Raised when as many shapes are foreseen as are of use."""
+    """Raised when as many configurations are foreseen as are of use."""
 
 
 @dataclass(eq=False)
 class _Guesses:
-    """Evaluates shapes for a search that is run again, as `known` or else by `guess`, and notes what is `foreseen`."""
+    """Evaluates configurations for a search that runs again, as `known` or else by `guess`; notes those `foreseen`."""
 
     known: Mapping[PlanConfig, Outcome]
     in_progress: Container[PlanConfig]
@@ -166,10 +167,10 @@ def _too_large(config: PlanConfig, _: float) -> Outcome:
 def _foreseen(trials: Evaluations, strategy: str, in_progress: Collection[PlanConfig]) -> Iterator[PlanConfig]:
     """Yields what a search requests next, if nothing that is not known yet is better than the best.
 
-    It takes all such shapes for too slow, or all for too large. At the beginning the shapes under way stand for a best
-    one, which collectives slow down.
+    It takes all such configurations for too slow, or all for too large. At the beginning the configurations under way
+    stand for a best one, which collectives slow down.
     """
-    known: dict[PlanConfig, Outcome] = {one.shape: one for one in trials.explored.outcomes}
+    known: dict[PlanConfig, Outcome] = {one.config: one for one in trials.explored.outcomes}
     if not known:
         least_s = trials.space.least_s
         known = {one: Estimate(one, "", 2 * least_s, least_s, least_s, least_s, least_s, ()) for one in in_progress}

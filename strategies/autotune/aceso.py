@@ -15,7 +15,7 @@ goes on from there; where there is none, from the best configuration that was ev
   what cannot fit or cannot be better: by a bound, or because a number of micro-batches nearer to the best of its family
   is worse already.
 - *Fine-tuning*, at the end: a rank's devices in one row, or its axes the other way round; numbers of micro-batches in
-  between those stepped in, and shares kept in between. What Aceso tunes op by op (dp and tp within a stage, the
+  between those stepped in, and shares recomputed in between. What Aceso tunes op by op (dp and tp within a stage, the
   dimension of each split) is what the search of shardings finds for each configuration in the first place.
 
 The budget is configurations, not seconds: the search ends `FAILS` after the last that was better than all before. An
@@ -42,7 +42,7 @@ from rhino.strategies.autotune.base import (
     Strategy,
     bound_by_memory,
 )
-from rhino.strategies.autotune.moves import Resource, balanced, is_legal, keep_less, keep_more, moves
+from rhino.strategies.autotune.moves import Resource, balanced, is_legal, moves, recompute_less, recompute_more
 
 HOPS: Final = 2
 """Primitives in a row of which only the last need pay: MaxHops."""
@@ -51,7 +51,7 @@ FAILS: Final = 24
 """Configurations that may be evaluated in a row without a better one."""
 
 BISECTIONS: Final = 2
-"""How often the share that is kept is refined."""
+"""How often the share that is recomputed is refined."""
 
 Rank = tuple[int, float]
 """Orders outcomes, best first: by step, then by how far they are from fitting."""
@@ -113,9 +113,9 @@ class _Alleviation:
         """Returns a configuration better than the start's rank, at most so many hops on (Algorithm 2)."""
         if hops == HOPS:
             return None
-        self.unexplored.pop(now.shape, None)
+        self.unexplored.pop(now.config, None)
         for resource in self.bottleneck(now):
-            found = self.relieved(now.shape, resource)
+            found = self.relieved(now.config, resource)
             if found and rank_of(found[0]) < start:
                 return found[0]
             for one in found:
@@ -148,17 +148,17 @@ class _Alleviation:
             to
             for one in found
             if (binds := bound_by_memory(one)) is not None
-            for to in (keep_less if binds else keep_more)(space, one.shape)
+            for to in (recompute_more if binds else recompute_less)(space, one.config)
             if to != config
         ]
         return sorted(found + self.evaluated(self.enlarged(fitted)), key=_order)
 
     def evaluated(self, configs: Iterable[PlanConfig]) -> list[Outcome]:
-        """Returns what those of the shapes come to that were not seen here and may be better than the best."""
+        """Returns what those of the configurations come to that were not seen here and may be better than the best."""
         new = [one for one in dict.fromkeys(configs) if one not in self.seen and self.may_pay(one)]
         found = self.trials.outcomes(new)
         for one in found:
-            self.seen[one.shape] = self.unexplored[one.shape] = one
+            self.seen[one.config] = self.unexplored[one.config] = one
             if self.best is None or rank_of(one) < rank_of(self.best):
                 self.best, self.failed = one, 0
             else:
@@ -166,9 +166,9 @@ class _Alleviation:
         return found
 
     def enlarged(self, configs: Iterable[PlanConfig]) -> Iterator[PlanConfig]:
-        """Returns the shapes in as many micro-batches as they need to fit.
+        """Returns the configurations in as many micro-batches as they need to fit.
 
-        Shapes for which there are not so many micro-batches are left out.
+        Configurations for which there are not so many micro-batches are left out.
         """
         for config in configs:
             least = max((self.trials.space.may_fit_from(one) for one in self.family(config)), default=0.0)
@@ -179,25 +179,27 @@ class _Alleviation:
                 yield replace(config, micro_batches=numbers[0])
 
     def may_pay(self, config: PlanConfig) -> bool:
-        """Returns whether a shape may be better than the best, by its bound and by its family.
+        """Returns whether a configuration may be better than the best, by its bound and by its family.
 
         Within a family one number of micro-batches is best.
         """
         if isinstance(self.best, Estimate) and self.bound_s(config) >= self.best.step_s:
             return False
         number, family = config.micro_batches, self.family(config)
-        best = min(family, key=_order).shape.micro_batches if family else number
-        worse = [one.shape.micro_batches for one in family if one.shape.micro_batches != best]
+        best = min(family, key=_order).config.micro_batches if family else number
+        worse = [one.config.micro_batches for one in family if one.config.micro_batches != best]
         return not any(number < other < best or best < other < number for other in worse)
 
     def bound_s(self, config: PlanConfig) -> float:
-        """Returns what a shape is taken not to fall below.
+        """Returns what a configuration is taken not to fall below.
 
-        A bound without regard to memory holds with more micro-batches and with less that is kept, too. Where only
-        shapes of more micro-batches were seen, that of the fewest is taken, as `rhino` does for a family.
+        A bound without regard to memory holds with more micro-batches and with more recomputed, too. Where only
+        configurations of more micro-batches were seen, that of the fewest is taken, as `rhino` does for a family.
         """
         alike = [one for other, one in self.seen.items() if (other.stages, other.mesh) == (config.stages, config.mesh)]
-        known = sorted((one.shape.micro_batches, one.free_bound_s) for one in alike if one.shape.keep >= config.keep)
+        known = sorted(
+            (one.config.micro_batches, one.free_bound_s) for one in alike if one.config.remat <= config.remat
+        )
         fewer = [bound_s for number, bound_s in known if number <= config.micro_batches]
         return max(fewer or [bound_s for _, bound_s in known[:1]], default=self.trials.space.least_s)
 
@@ -207,24 +209,24 @@ class _Alleviation:
 
     def tune(self, best: Estimate) -> None:
         """Tries the best configuration's kin, and what lies between the steps that primitives take."""
-        for kin in self.trials.space.kin(best.shape):
+        for kin in self.trials.space.kin(best.config):
             best = self.better(best, kin) or best
         numbers = sorted({*self.trials.space.micro_batches, *self.trials.space.finer})
         for step in (1, -1):
-            place = numbers.index(best.shape.micro_batches) + step
-            while 0 <= place < len(numbers) and is_legal(best.shape.stages, numbers[place]):
-                tried = self.better(best, replace(best.shape, micro_batches=numbers[place]))
+            place = numbers.index(best.config.micro_batches) + step
+            while 0 <= place < len(numbers) and is_legal(best.config.stages, numbers[place]):
+                tried = self.better(best, replace(best.config, micro_batches=numbers[place]))
                 if tried is None:
                     break
                 best, place = tried, place + step
-        for edge in _neighbours(best, self.trials.space.keeps):
+        for edge in _neighbours(best, self.trials.space.remats):
             for _ in range(BISECTIONS):
-                keep = (best.shape.keep + edge) / 2
-                tried = self.better(best, replace(best.shape, keep=keep))
-                best, edge = (tried, edge) if tried else (best, keep)
+                remat = (best.config.remat + edge) / 2
+                tried = self.better(best, replace(best.config, remat=remat))
+                best, edge = (tried, edge) if tried else (best, remat)
 
     def better(self, best: Estimate, config: PlanConfig) -> Estimate | None:
-        """Returns what a shape comes to, if that is better than the best."""
+        """Returns what a configuration comes to, if that is better than the best."""
         found = self.evaluated([config])
         return next((one for one in found if isinstance(one, Estimate) and one.step_s < best.step_s), None)
 
@@ -240,11 +242,11 @@ def _uses(one: Estimate) -> dict[Resource, float]:
 
 
 def _order(one: Outcome) -> tuple[Rank, PlanConfig]:
-    return rank_of(one), one.shape
+    return rank_of(one), one.config
 
 
-def _neighbours(best: Estimate, keeps: tuple[float, ...]) -> list[float]:
-    """Returns the next larger share, and where memory binds the next smaller one."""
-    larger = sorted(one for one in keeps if one > best.shape.keep)
-    smaller = sorted(one for one in keeps if one < best.shape.keep and best.is_bound_by_memory)
-    return larger[:1] + smaller[-1:]
+def _neighbours(best: Estimate, remats: tuple[float, ...]) -> list[float]:
+    """Returns the next smaller share, and where memory binds the next larger one."""
+    smaller = sorted(one for one in remats if one < best.config.remat)
+    larger = sorted(one for one in remats if one > best.config.remat and best.is_bound_by_memory)
+    return smaller[-1:] + larger[:1]

@@ -1,11 +1,11 @@
-"""What all searches of whole plans share.
+"""What all autotuning strategies share.
 
-That is shapes, what they come to, the space that they are from, and one place that evaluates them.
+That is configurations, what they come to, the space that they are from, and one place that evaluates them.
 
-A *shape* is stages, the mesh of a rank, micro-batches and the share of what is saved for the backward pass that is
-kept: all of a whole plan but its schedule, which is chosen with it, and its shardings and stage boundaries, which are
-the best ones of a shape. What a shape comes to is found by planning it, so strategies differ in what they ask for, and
-in what order; they ask `Evaluations`, which plans no shape twice.
+A *configuration* is stages, the mesh of a rank, micro-batches and the share of the activation stash that is recomputed.
+That is a plan but for its schedule, which is chosen with it, and for its shardings and stage boundaries, which are the
+best ones of the configuration. To find what a configuration comes to, it is planned. So strategies differ in which
+configurations they request, and in what order; they request them from `Evaluations`, which plans each once.
 """
 
 from __future__ import annotations
@@ -17,20 +17,19 @@ from math import inf, prod
 from typing import Final
 
 ROUND: Final = 4
-"""Shapes in a round: enough for the cores of a small machine, few enough that a round learns from the one before."""
+"""Configurations in a round: enough for the cores of a small machine, few enough to learn from earlier rounds."""
 
 SEED: Final = 4
 """Micro-batches per stage to begin with: 1F1B is then idle for less than a fifth of the step."""
 
 BINDS: Final = 0.005
-"""Relative: by how much memory must slow a shape down for recomputation to be looked at."""
+"""Relative: by how much memory must slow a configuration down for recomputation to be looked at."""
 
 MOST: Final = 64
-"""Shapes that a strategy has evaluated at most, if nothing else is said."""
+"""Configurations that a strategy has evaluated at most, if nothing else is said."""
 
-KEEPS: Final = (1.0, 0.5, 0.0)
-"""Shares of what is saved for the backward pass that may be kept; 1 is no recomputation."""
-
+REMATS: Final = (0.0, 0.5, 1.0)
+"""Shares of the activation stash that may be recomputed."""
 
 SLACK: Final = 2.0
 """How many times what passes through memory should fit, to begin with.
@@ -38,34 +37,42 @@ SLACK: Final = 2.0
 Where hardly anything fits, shardings are slow, and long to find.
 """
 
-KEPT: Final = 1 / 32
+NEVER_RECOMPUTED: Final = 1 / 32
 """The share of what passes through memory that is there even if all that can be is recomputed; to begin with."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class PlanConfig:
-    """A whole plan but for its schedule.
+    """A configuration: a plan but for its schedule, shardings and stage boundaries.
 
-    `mesh` is that of one rank, `keep` the share of the activation stash that is not recomputed.
+    `mesh` is that of one rank, `remat` the share of the activation stash that is recomputed.
     """
 
     stages: int
     mesh: tuple[int, ...]
     micro_batches: int
-    keep: float = 1.0
+    remat: float = 0.0
+
+    def __lt__(self, other: PlanConfig) -> bool:
+        """Orders configurations; of those that differ in `remat` alone, the one that stores least comes first."""
+        return self._order < other._order
+
+    @property
+    def _order(self) -> tuple[int, tuple[int, ...], int, float]:
+        return self.stages, self.mesh, self.micro_batches, -self.remat
 
     @property
     def family(self) -> PlanConfig:
-        """The shape that stands for all that differ from this one in micro-batches alone."""
-        return PlanConfig(self.stages, self.mesh, 0, self.keep)
+        """The configuration that stands for all that differ from this one in micro-batches alone."""
+        return PlanConfig(self.stages, self.mesh, 0, self.remat)
 
     def __str__(self) -> str:
         mesh = "x".join(map(str, self.mesh))
         parts = [f"{self.stages} stages of {mesh}" if self.stages > 1 else f"mesh {mesh}"]
         if self.micro_batches > 1:
             parts.append(f"{self.micro_batches} micro-batches")
-        if self.keep < 1:
-            parts.append(f"{1 - self.keep:.0%} of the activations recomputed")
+        if self.remat > 0:
+            parts.append(f"{self.remat:.0%} of the activations recomputed")
         return ", ".join(parts)
 
 
@@ -79,16 +86,16 @@ A GPT of two layers, two stages to a rank, was estimated to need 1.21 times what
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a shape comes to.
+    """What a configuration comes to.
 
-    Units: seconds per step, bytes per device. `bound_s` is a proven lower bound of the shape's plans on what `step_s`
-    counts without idle time; `free_bound_s` the same without regard to memory. `step_s` is `compute_s` +
+    Units: seconds per step, bytes per device. `bound_s` is a proven lower bound of the configuration's plans on what
+    `step_s` counts without idle time; `free_bound_s` the same without regard to memory. `step_s` is `compute_s` +
     `collectives_s` + `idle_s`, each rank's mean. `others` are those by other schedules, best first, but for those that
     need too much by far; `ahead` is the best by those that run ahead, where it takes less and fits. Shapes:
     `peak_bytes` [ranks]; where one needs too much, of that alone; of `others`, none where that was not told.
     """
 
-    shape: PlanConfig
+    config: PlanConfig
     schedule: str
     step_s: float
     bound_s: float
@@ -101,7 +108,7 @@ class Estimate:
 
     @property
     def quickest(self) -> Estimate:
-        """The best plan of the shape."""
+        """The best plan of the configuration."""
         return self.ahead or self
 
     @property
@@ -111,22 +118,22 @@ class Estimate:
 
     @property
     def is_bound_by_memory(self) -> bool:
-        """Says whether the shape would be faster with more memory."""
+        """Says whether the configuration would be faster with more memory."""
         return self.bound_s > self.free_bound_s * (1 + BINDS)
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Why a shape is refused: `by_memory`, or for a reason that rules out more micro-batches too.
+    """Why a configuration is refused: `by_memory`, or for a reason that rules out more micro-batches too.
 
-    The other reason applies to all shapes with as many micro-batches or more.
+    The other reason applies to all configurations with as many micro-batches or more.
 
     `needs_bytes` is what a device would have to hold, as estimated, where that is what stands against it. Of stages,
     `nearly` are the plans, best first, that by it need hardly more than there is. `found_bytes` is what the least
     program takes that was found, where one was.
     """
 
-    shape: PlanConfig
+    config: PlanConfig
     why: str
     by_memory: bool
     free_bound_s: float = 0.0
@@ -142,7 +149,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class CutOff:
-    """A shape that was not planned to its end: it takes `bound_s` at least, and a better one was known.
+    """A configuration that was not planned to its end: it takes `bound_s` at least, and a better one was known.
 
     `free_bound_s` is the bound without regard to memory; `by_memory` says that it is memory that raised `bound_s` so
     far. `arithmetic_s` is the time of its arithmetic alone, where that is enough: it is the same on every mesh, in
@@ -151,7 +158,7 @@ class CutOff:
     estimated, best first, of which none is known to fit.
     """
 
-    shape: PlanConfig
+    config: PlanConfig
     bound_s: float
     free_bound_s: float
     by_memory: bool
@@ -174,7 +181,7 @@ def may_fit(estimate: Estimate, budget_bytes: float) -> bool:
 
 
 def bound_by_memory(outcome: Outcome) -> bool | None:
-    """Says whether more memory would make a shape faster or possible; None where it is impossible with any."""
+    """Says whether more memory would make a configuration faster or possible; None where it is impossible with any."""
     match outcome:
         case Refused():
             return True if outcome.by_memory else None
@@ -190,15 +197,15 @@ class Space:
 
     `meshes` are the meshes of a rank by number of stages; `micro_batches` the numbers of them that searches step in,
     ascending, and `finer` all that there are. `least_s` is the time of the step's arithmetic on all devices at their
-    full rate, `most` how many shapes a strategy has evaluated at most, `budget_bytes` what a device may hold. If the
-    whole step was divided evenly among all devices, each would hold `resident_bytes` throughout and `passing_bytes`
-    more at its peak. `has_kin` says that ranks may have other meshes than those, too.
+    full rate, `most` how many configurations a strategy has evaluated at most, `budget_bytes` what a device may hold.
+    If the whole step was divided evenly among all devices, each would hold `resident_bytes` throughout and
+    `passing_bytes` more at its peak. `has_kin` says that ranks may have other meshes than those, too.
     """
 
     meshes: dict[int, tuple[tuple[int, ...], ...]]
     micro_batches: tuple[int, ...]
     least_s: float
-    keeps: tuple[float, ...] = KEEPS
+    remats: tuple[float, ...] = REMATS
     most: int = MOST
     budget_bytes: float = inf
     finer: tuple[int, ...] = ()
@@ -207,25 +214,25 @@ class Space:
     has_kin: bool = False
 
     def kin(self, config: PlanConfig) -> list[PlanConfig]:
-        """Returns the shapes with a rank's devices in one row, or its axes in reverse order; none unless `has_kin`."""
+        """Returns the configurations with a rank's devices in one row, or its axes reversed; none unless `has_kin`."""
         if not self.has_kin:
             return []
         meshes = dict.fromkeys([(prod(config.mesh),), config.mesh[::-1]])
         return [replace(config, mesh=mesh) for mesh in meshes if mesh != config.mesh]
 
-    def seed(self, stages: int, keep: float = 1.0) -> int:
+    def seed(self, stages: int, remat: float = 0.0) -> int:
         """Returns the place of the number of micro-batches to begin with."""
         wanted = SEED * stages if stages > 1 else 1
         numbers = enumerate(self.micro_batches)
-        found = (place for place, number in numbers if number >= wanted and self.may_hold(stages, number, keep, SLACK))
+        found = (place for place, number in numbers if number >= wanted and self.may_hold(stages, number, remat, SLACK))
         return next(found, len(self.micro_batches) - 1)
 
-    def may_hold(self, stages: int, micro_batches: int, keep: float, slack: float = 1.0) -> bool:
-        """Returns whether shapes fit if all memory is divided evenly and what passes through it fits `slack` times.
+    def may_hold(self, stages: int, micro_batches: int, remat: float, slack: float = 1.0) -> bool:
+        """Returns whether configurations fit if memory is divided evenly and what passes through it fits `slack` times.
 
         What passes is that of the micro-batches in flight.
         """
-        saved = (keep + (1 - keep) * KEPT) * min(stages, micro_batches) / micro_batches
+        saved = (1 - remat + remat * NEVER_RECOMPUTED) * min(stages, micro_batches) / micro_batches
         return self.resident_bytes + slack * saved * self.passing_bytes <= self.budget_bytes
 
     def may_fit_from(self, outcome: Outcome) -> float:
@@ -234,7 +241,7 @@ class Space:
         With k times as many it needs at least a k-th of the memory.
         """
         return (
-            outcome.shape.micro_batches * outcome.needs_bytes / self.budget_bytes
+            outcome.config.micro_batches * outcome.needs_bytes / self.budget_bytes
             if isinstance(outcome, Refused)
             else 0.0
         )
@@ -246,8 +253,8 @@ class Explored:
 
     `below_s` is a step from elsewhere: what is not below it is of no use; `made_s` that of the best plan whose programs
     were made, once there is one, which is then the step to beat in place of what plans are estimated at. `implied` are
-    shapes that were asked for and are cut off by what another came to, `passed_over` families that ended with nothing
-    evaluated or by their bound.
+    configurations thatwere requested and are cut off by what another came to, `passed_over` families that ended with
+    nothing evaluated or by their bound.
     """
 
     below_s: float = inf
@@ -260,23 +267,23 @@ class Explored:
 
     @property
     def ranked(self) -> list[Estimate]:
-        """The shapes that can be had, best first."""
+        """The configurations that can be had, best first."""
         found = [one for one in self.outcomes if isinstance(one, Estimate)]
-        return sorted(found, key=lambda one: (one.step_s, one.shape))
+        return sorted(found, key=lambda one: (one.step_s, one.config))
 
     @property
     def quickest(self) -> Estimate | None:
-        """The best plan of all shapes, by any schedule; None where none can be had."""
+        """The best plan of all configurations, by any schedule; None where none can be had."""
         return min((one.quickest for one in self.ranked), key=lambda one: one.step_s, default=None)
 
     @property
     def refused(self) -> list[Refused]:
-        """The shapes that cannot be had."""
+        """The configurations that cannot be had."""
         return [one for one in self.outcomes if isinstance(one, Refused)]
 
     @property
     def cut_off(self) -> list[CutOff]:
-        """The shapes that were not planned to their end, or not at all."""
+        """The configurations that were cut off before the end of their search, or not at all."""
         return [*(one for one in self.outcomes if isinstance(one, CutOff)), *self.implied]
 
     @property
@@ -288,13 +295,13 @@ class Explored:
 
     @property
     def bound_s(self) -> float:
-        """Returns what no shape that was looked at or passed over falls below."""
+        """Returns what no configuration that was looked at or passed over falls below."""
         bounds_s = [one.bound_s for one in self.ranked] + [one.bound_s for one in self.cut_off]
         return min([*bounds_s, *self.passed_over.values()], default=0.0)
 
     @property
     def num_requested(self) -> dict[str, int]:
-        """Returns how many shapes were evaluated for each strategy, in the order in which they came to it."""
+        """Returns how many configurations were evaluated for each strategy, in the order in which they came to it."""
         found: dict[str, int] = {}
         for name in self.requested_by.values():
             found[name] = found.get(name, 0) + 1
@@ -302,29 +309,29 @@ class Explored:
 
 
 Evaluate = Callable[[Sequence[PlanConfig], float], Iterable[Outcome]]
-"""Gives the outcomes of a round of shapes, in their order.
+"""Gives the outcomes of a round of configurations, in their order.
 
 What is proven to take no less than the seconds given may be cut off.
 """
 
 
 class SpentError(Exception):
-    """Raised when a strategy asks for more shapes than may be evaluated."""
+    """Raised when a strategy asks for more configurations than may be evaluated."""
 
 
 @dataclass(eq=False)
 class Evaluations:
-    """Where strategies ask what shapes come to. No shape is evaluated twice; `on_round` hears of each round.
+    """Evaluates configurations for strategies, none of them twice; `on_round` is called after each round.
 
-    `relaxed` is what shapes come to where less is said of how anything lies: what those cannot fall below, none here
-    can.
+    `relaxed` is what configurations come to where less is said of how anything lies: what those cannot fall below, none
+    here can.
 
-    Shapes are cut off at the best step known when their round begins, so that outcomes do not depend on what ends
-    first. The first shape has a round of its own, for all others to be cut off at something.
+    Configurations are cut off at the best step known when their round begins, so that outcomes do not depend on what
+    ends first. The first configuration has a round of its own, for all others to be cut off at something.
 
-    A bound without regard to memory holds with more micro-batches and with less that is kept, too, and that of
-    arithmetic for all shapes that keep no more: what such a bound cuts off is not evaluated, and waits for the shape of
-    which there may yet be one.
+    A bound without regard to memory holds with more micro-batches and with more recomputed, too, and that of arithmetic
+    for all configurations that recompute no less: what such a bound cuts off is not evaluated, and waits for the
+    configuration of which there may yet be one.
     """
 
     space: Space
@@ -341,12 +348,12 @@ class Evaluations:
 
     @property
     def left(self) -> int:
-        """The number of shapes that may yet be evaluated."""
+        """The number of configurations that may yet be evaluated."""
         return max(0, self.until - len(self.explored.outcomes))
 
     @contextmanager
     def allowing(self, number: int) -> Iterator[None]:
-        """Within this context as many shapes may be evaluated as that, whatever was before.
+        """Within this context as many configurations may be evaluated as that, whatever was before.
 
         When they are spent, this part ends, and nothing else.
         """
@@ -359,7 +366,7 @@ class Evaluations:
             self.until = before
 
     def outcomes(self, configs: Sequence[PlanConfig]) -> list[Outcome]:
-        """Returns the outcomes of shapes, in their order.
+        """Returns the outcomes of configurations, in their order.
 
         Raises:
             SpentError: after the last that may be evaluated, where that is not all.
@@ -372,19 +379,19 @@ class Evaluations:
             if not allowed:
                 raise SpentError
             for outcome in self.evaluate(allowed, self.explored.best_s):
-                self.known[outcome.shape] = outcome
+                self.known[outcome.config] = outcome
                 self.explored.outcomes.append(outcome)
-                self.explored.requested_by[outcome.shape] = self.asker
+                self.explored.requested_by[outcome.config] = self.asker
             self.on_round(self.explored)
             waiting = self.not_implied([one for one in waiting if one not in self.known])
         return [self.known[one] for one in configs]
 
     def not_implied(self, configs: Sequence[PlanConfig]) -> list[PlanConfig]:
-        """Returns the shapes that remain after known results have cut off those that are no better than the best."""
+        """Returns the configurations that remain after known results have cut off those no better than the best."""
         best_s, left = self.explored.best_s, []
         for config in configs:
-            proven = [one.free_bound_s for one in (*self.known.values(), *self.relaxed) if bounds(one.shape, config)]
-            arithmetic_s = self.arithmetic_s(config.keep)
+            proven = [one.free_bound_s for one in (*self.known.values(), *self.relaxed) if bounds(one.config, config)]
+            arithmetic_s = self.arithmetic_s(config.remat)
             bound_s = max([arithmetic_s, *proven])
             if bound_s < best_s:
                 left.append(config)
@@ -395,14 +402,14 @@ class Evaluations:
                 self.explored.implied.append(implied)
         return left
 
-    def arithmetic_s(self, keep: float) -> float:
-        """Returns what is known of the arithmetic of shapes that keep so much.
+    def arithmetic_s(self, remat: float) -> float:
+        """Returns what is known of the arithmetic of configurations that recompute so much.
 
-        It is what other shapes take that keep as much or more.
+        It is what other configurations take that recompute as much or less.
         """
         known = (*self.known.values(), *self.relaxed)
         return max(
-            (one.arithmetic_s for one in known if isinstance(one, CutOff) and one.shape.keep >= keep), default=0.0
+            (one.arithmetic_s for one in known if isinstance(one, CutOff) and one.config.remat <= remat), default=0.0
         )
 
     @contextmanager
@@ -416,14 +423,14 @@ class Evaluations:
 
 
 def bounds(one: PlanConfig, other: PlanConfig) -> bool:
-    """Says whether the bound of a shape without regard to memory holds for another."""
+    """Says whether the bound of a configuration without regard to memory holds for another."""
     alike = (one.stages, one.mesh) == (other.stages, other.mesh)
-    return alike and one.micro_batches <= other.micro_batches and one.keep >= other.keep
+    return alike and one.micro_batches <= other.micro_batches and one.remat <= other.remat
 
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """A way to search: `search` asks `Evaluations` for shapes until it has enough. `doc` is a phrase for --help."""
+    """A way to search: `search` requests configurations from `Evaluations`. `doc` is a phrase for --help."""
 
     name: str
     doc: str

@@ -1,13 +1,13 @@
 """The best of all: what the other strategies request, `rhino`'s families last, then bottlenecks and kin of the best.
 
-Nothing is evaluated twice, and shapes are cut off at the best of all. That does not keep a strategy from its way, and
-each may have as many shapes evaluated as by itself (`--candidates`), so that the answer is never worse than any
-other's: `aceso`, which goes on from plans that are not the best, comes first and sees what it would see by itself; the
-others look at no less if more is cut off. What nobody else would ask for is looked at while there were fewer shapes
-than that in all.
+Nothing is evaluated twice, and configurations are cut off at the best of all. That does not keep a strategy from its
+way, and each may have as many configurations evaluated as by itself (`--candidates`), so that the answer is never worse
+than any other's: `aceso`, which goes on from plans that are not the best, comes first and sees what it would see by
+itself; the others look at no less if more is cut off. What nobody else would ask for is looked at while there were
+fewer configurations than that in all.
 
-*Kin* of a shape has a rank's devices in one row, or its axes the other way round. That seldom changes much, so families
-of kin are walked only where the best shape of as many stages comes near the best of all.
+*Kin* of a configuration has a rank's devices in one row, or its axes the other way round. That seldom changes much, so
+families of kin are walked only where the best configuration of as many stages comes near the best of all.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import replace
 from math import inf
 from typing import Final
 
-from rhino.strategies.autotune import aceso, rhino, tap
+from rhino.strategies.autotune import aceso, families, tap
 from rhino.strategies.autotune.base import CutOff, Estimate, Evaluations, PlanConfig, Strategy
 
 STARTS: Final = 3
@@ -26,7 +26,7 @@ FAILS: Final = 8
 """Configurations that may be evaluated in a row from a start without a better one."""
 
 NEAR: Final = 1.05
-"""Times the best step up to which the kin of a shape is evaluated.
+"""Times the best step up to which the kin of a configuration is evaluated.
 
 On four devices of a machine of eight V100s, one row was up to 2.1 % faster than 2x2.
 """
@@ -39,14 +39,14 @@ def search(trials: Evaluations) -> None:
         aceso.STRATEGY.run(trials)
     with trials.requested_by(STRATEGY.name), trials.allowing(_rest(trials)):
         _in_one_part(trials)
-    for strategy in (tap.STRATEGY, rhino.STRATEGY):
+    for strategy in (tap.STRATEGY, families.STRATEGY):
         with trials.allowing(most):
             strategy.run(trials)
     with trials.requested_by(aceso.STRATEGY.name), trials.allowing(_rest(trials)):
         if starts := _starts(trials):
             aceso.alleviate(trials, starts, FAILS)
     with trials.requested_by(STRATEGY.name), trials.allowing(_rest(trials)):
-        rhino.walk(trials, replace(trials.space, meshes=_kin(trials)))
+        families.walk(trials, replace(trials.space, meshes=_kin(trials)))
 
 
 def _rest(trials: Evaluations) -> int:
@@ -61,28 +61,29 @@ STRATEGY: Final = Strategy(
 def _in_one_part(trials: Evaluations) -> None:
     """Asks for one stage whose batch is in one part, where nothing has fit.
 
-    Strategies ask for more micro-batches where memory binds, until no more shapes may be evaluated. But what is summed
-    up over them is memory, too, which one part does without: where most of a device is parameters, that is what fits.
+    Strategies ask for more micro-batches where memory binds, until no more configurations may be evaluated. But what is
+    summed up over them is memory, too, which one part does without: where most of a device is parameters, that is what
+    fits.
     """
     space = trials.space
     meshes = space.meshes.get(1, ())
     kin = tuple(dict.fromkeys(one.mesh for mesh in meshes for one in space.kin(PlanConfig(1, mesh, 1))))
-    for keep in space.keeps if space.micro_batches[0] == 1 and space.may_hold(1, 1, 0.0) else ():
+    for remat in space.remats if space.micro_batches[0] == 1 and space.may_hold(1, 1, 1.0) else ():
         for tried in (meshes, kin):
             if not trials.explored.ranked:
-                trials.outcomes([PlanConfig(1, mesh, 1, keep) for mesh in tried])
+                trials.outcomes([PlanConfig(1, mesh, 1, remat) for mesh in tried])
 
 
 def _starts(trials: Evaluations) -> list[PlanConfig]:
-    """Returns the best shape of each of the best families."""
+    """Returns the best configuration of each of the best families."""
     best: dict[PlanConfig, PlanConfig] = {}
     for one in trials.explored.ranked:
-        best.setdefault(one.shape.family, one.shape)
+        best.setdefault(one.config.family, one.config)
     return list(best.values())[:STARTS]
 
 
 def _kin(trials: Evaluations) -> dict[int, tuple[tuple[int, ...], ...]]:
-    """Returns the kin of each stage count's best mesh, where its shape comes near the best of all."""
+    """Returns the kin of each stage count's best mesh, where its configuration comes near the best of all."""
     least: dict[int, tuple[float, PlanConfig]] = {}
     for config, one in trials.known.items():
         if isinstance(one, Estimate | CutOff):

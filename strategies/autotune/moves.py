@@ -1,9 +1,9 @@
 """Reconfiguration primitives: the ten of Aceso's Table 1, in the form that they have for our plans.
 
-Aceso's configuration has a number of ops, of devices and of recomputed ops for each stage. Our shapes have one mesh for
-all ranks and one share to keep; the boundaries of stages, the schedule and every tensor's place are the best ones of a
-shape, found with what it comes to. A primitive that needs a partner, as devices and ops are neither made nor lost,
-moves all stages at once here:
+Aceso's configuration has a number of ops, of devices and of recomputed ops for each stage. Our configurations have one
+mesh for all ranks and one share to recompute; the boundaries of stages, the schedule and every tensor's place are the
+best ones of a configuration, found with what it comes to. A primitive that needs a partner, as devices and ops are
+neither made nor lost, moves all stages at once here:
 
 | Aceso | here |
 | --- | --- |
@@ -11,7 +11,7 @@ moves all stages at once here:
 | inc-op#, with inc-dp or inc-tp | fewer stages, each of more ops, on a mesh with more devices along one of its axes |
 | inc-dp with dec-tp, inc-tp with dec-dp | as many stages, with devices moved from one axis of the mesh to the other |
 | inc-mbs, dec-mbs | fewer or more micro-batches |
-| inc-rc, dec-rc | a smaller or larger share kept |
+| inc-rc, dec-rc | a larger or smaller share recomputed |
 
 An axis has no role in our plans: the search of shardings says for each tensor what it does there, so that *dp* and *tp*
 are only names for its two sides. No form have those that make stages differ: inc-op# and dec-op# for one stage alone
@@ -38,7 +38,7 @@ Mesh = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Primitive:
-    """A kind of move: what it takes from, and the shapes of a space that it leads to."""
+    """A kind of move: what it takes from, and the configurations of a space that it leads to."""
 
     name: str
     relieves: tuple[Resource, ...]
@@ -60,33 +60,33 @@ def _other_axis(space: Space, config: PlanConfig) -> Iterator[PlanConfig]:
     wanted = [(outer * f, inner // f) for f in _primes(inner)] + [(outer // f, inner * f) for f in _primes(outer)]
     for mesh in dict.fromkeys(_nearest(space.meshes[config.stages], one) for one in wanted):
         if mesh != config.mesh:
-            yield PlanConfig(config.stages, mesh, config.micro_batches, config.keep)
+            yield PlanConfig(config.stages, mesh, config.micro_batches, config.remat)
 
 
 def _fewer_micro_batches(space: Space, config: PlanConfig) -> Iterator[PlanConfig]:
     lower = [number for number in space.micro_batches if number < config.micro_batches]
     if lower and is_legal(config.stages, lower[-1]):
-        yield PlanConfig(config.stages, config.mesh, lower[-1], config.keep)
+        yield PlanConfig(config.stages, config.mesh, lower[-1], config.remat)
 
 
 def _more_micro_batches(space: Space, config: PlanConfig) -> Iterator[PlanConfig]:
     higher = [number for number in space.micro_batches if number > config.micro_batches]
     if higher:
-        yield PlanConfig(config.stages, config.mesh, higher[0], config.keep)
+        yield PlanConfig(config.stages, config.mesh, higher[0], config.remat)
 
 
-def keep_less(space: Space, config: PlanConfig) -> Iterator[PlanConfig]:
-    """Returns the shape that keeps the next smaller share."""
-    smaller = [keep for keep in space.keeps if keep < config.keep]
-    if smaller:
-        yield PlanConfig(config.stages, config.mesh, config.micro_batches, max(smaller))
-
-
-def keep_more(space: Space, config: PlanConfig) -> Iterator[PlanConfig]:
-    """Returns the shape that keeps the next larger share."""
-    larger = [keep for keep in space.keeps if keep > config.keep]
+def recompute_more(space: Space, config: PlanConfig) -> Iterator[PlanConfig]:
+    """Returns the configuration that recomputes the next larger share."""
+    larger = [remat for remat in space.remats if remat > config.remat]
     if larger:
         yield PlanConfig(config.stages, config.mesh, config.micro_batches, min(larger))
+
+
+def recompute_less(space: Space, config: PlanConfig) -> Iterator[PlanConfig]:
+    """Returns the configuration that recomputes the next smaller share."""
+    smaller = [remat for remat in space.remats if remat < config.remat]
+    if smaller:
+        yield PlanConfig(config.stages, config.mesh, config.micro_batches, max(smaller))
 
 
 PRIMITIVES: Final = (
@@ -95,14 +95,14 @@ PRIMITIVES: Final = (
     Primitive("inc-dp, dec-tp and back", ("memory", "compute", "collectives"), _other_axis),
     Primitive("inc-mbs", ("compute", "collectives"), _fewer_micro_batches),
     Primitive("dec-mbs", ("memory", "idle"), _more_micro_batches),
-    Primitive("inc-rc", ("memory",), keep_less),
-    Primitive("dec-rc", ("compute", "collectives"), keep_more),
+    Primitive("inc-rc", ("memory",), recompute_more),
+    Primitive("dec-rc", ("compute", "collectives"), recompute_less),
 )
 """Every kind of move."""
 
 
 def moves(space: Space, config: PlanConfig, resource: Resource | None = None) -> list[PlanConfig]:
-    """Returns where the primitives that relieve a resource lead, or all of them; each shape once."""
+    """Returns where the primitives that relieve a resource lead, or all of them; each configuration once."""
     taken = [one for one in PRIMITIVES if resource is None or resource in one.relieves]
     return [
         one
@@ -112,7 +112,7 @@ def moves(space: Space, config: PlanConfig, resource: Resource | None = None) ->
 
 
 def balanced(space: Space) -> list[PlanConfig]:
-    """Returns a shape of each number of stages, its mesh as nearly square as there is.
+    """Returns a configuration of each number of stages, its mesh as nearly square as there is.
 
     A search that knows nothing begins there.
     """
@@ -121,7 +121,7 @@ def balanced(space: Space) -> list[PlanConfig]:
             stages,
             min(meshes, key=lambda mesh: (max(_two_axes(mesh)), mesh)),
             space.micro_batches[space.seed(stages)],
-            max(space.keeps),
+            min(space.remats),
         )
         for stages, meshes in sorted(space.meshes.items())
     ]
@@ -133,7 +133,7 @@ def is_legal(stages: int, micro_batches: int) -> bool:
 
 
 def _restaged(space: Space, config: PlanConfig, stages: int) -> Iterator[PlanConfig]:
-    """Returns the shapes of so many stages, one axis having the devices that this frees or takes.
+    """Returns the configurations of so many stages, one axis having the devices that this frees or takes.
 
     They have as many micro-batches, or as many as the seed. These are two primitives at once where the number of
     micro-batches changes: a pipeline twice as deep wants twice as many.
@@ -145,9 +145,9 @@ def _restaged(space: Space, config: PlanConfig, stages: int) -> Iterator[PlanCon
         inner * grown >= shrunk
     )
     for mesh in dict.fromkeys(_nearest(meshes, one) for one in wanted or [(outer, inner)]):
-        for number in dict.fromkeys((config.micro_batches, space.micro_batches[space.seed(stages, config.keep)])):
+        for number in dict.fromkeys((config.micro_batches, space.micro_batches[space.seed(stages, config.remat)])):
             if is_legal(stages, number):
-                yield PlanConfig(stages, mesh, number, config.keep)
+                yield PlanConfig(stages, mesh, number, config.remat)
 
 
 def _next_stages(space: Space, stages: int, *, up: bool) -> list[int]:

@@ -19,9 +19,9 @@ def search(trials: Evaluations) -> None:
     space = trials.space
     meshes = space.meshes.get(1, ())
     for number in space.micro_batches[space.seed(1) :]:
-        configs = [PlanConfig(1, mesh, number, max(space.keeps)) for mesh in meshes]
+        configs = [PlanConfig(1, mesh, number, min(space.remats)) for mesh in meshes]
         found = trials.outcomes(configs) if configs else []
-        meshes = tuple([one.shape.mesh for one in found if not isinstance(one, Estimate) and one.by_memory])
+        meshes = tuple([one.config.mesh for one in found if not isinstance(one, Estimate) and one.by_memory])
 
 
 STRATEGY: Final = Strategy("tap", "tensor parallelism alone, without stages", search)

@@ -161,9 +161,8 @@ def _heap_bytes(sizes: Floats, start: Ints, end: Ints, most: float) -> float:
 
     Each takes the smallest gap that has room for it between those before it that are there with it.
     """
-    placed = np.zeros(
-        (4, len(sizes))
-    )  # where each begins and ends, its first and last times, in the order of where they begin
+    # where each begins and ends, its first and last times, in the order of where they begin
+    placed = np.zeros((4, len(sizes)))
     reach = 0.0
     for number, (size, first, last) in enumerate(zip(sizes.tolist(), start.tolist(), end.tolist(), strict=True)):
         low, high, since, until = placed[:, :number]

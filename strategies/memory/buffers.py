@@ -132,9 +132,8 @@ class MoveBuffers:
         return BufferCounts(before, during, after, is_joined)
 
     def _buffers(self, step: _SizedStep, first: bool, last: bool) -> tuple[int, ...]:
-        gone = step.kind == "all_to_all" or (
-            first and self.source_counted
-        )  # cut up to be sent, before anything arrives
+        # cut up to be sent, before anything arrives
+        gone = step.kind == "all_to_all" or (first and self.source_counted)
         found = [] if gone else [step.before]
         found += [] if last and self.target_counted else [step.after]
         match step.kind:

@@ -26,7 +26,7 @@ import numpy as np
 from rhino.ir.arrays import Ints
 from rhino.ir.graph.graph import COPIED_UPDATE, WHILE, Graph, OpClass, Repeats, TensorType
 from rhino.ir.graph.spec import Spec, partial_axes, split_dim, unpack
-from rhino.strategies.choice.plan import ShardingPlan
+from rhino.strategies.choice.sharding_plan import ShardingPlan
 from rhino.strategies.cost.reshard import Layout, LayoutStep, reshard_path
 from rhino.strategies.memory.all_reduce_combiner import joined
 from rhino.strategies.memory.buffers import CONVOLUTION, PRODUCT, Arranged, arranged, is_major, is_viewed

@@ -18,7 +18,7 @@ from typing import Final
 
 from rhino.ir.graph.graph import MOVES, Loop
 from rhino.ir.graph.spec import Spec
-from rhino.strategies.choice.plan import ShardingPlan
+from rhino.strategies.choice.sharding_plan import ShardingPlan
 from rhino.strategies.cost.reshard import LayoutStep, reshard_path
 
 _SLICE: Final = "stablehlo.dynamic_slice"

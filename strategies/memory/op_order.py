@@ -94,7 +94,7 @@ class OpOrder:
     num_times: int
 
 
-@lru_cache(maxsize=8)  # as many programs as a search of whole plans goes back and forth between
+@lru_cache(maxsize=8)  # as many programs as autotuning goes back and forth between
 def schedule_of(graph: Graph) -> OpOrder:
     """Returns the schedule of `graph` where in memory is what `materialized` says; for many meshes it is made once."""
     return schedule(graph, materialized(graph).tolist())
@@ -128,9 +128,8 @@ class _Scheduler:
         self.operands = [uses[a:b] for a, b in pairwise(starts)]
         first = graph.result_start.tolist()
         self.results = [range(a, b) for a, b in pairwise(first)]
-        returned = (
-            frozenset[int]() if fused is None else frozenset(graph.returns)
-        )  # computed there too, if it is computed anywhere
+        # computed there too, if it is computed anywhere
+        returned = frozenset[int]() if fused is None else frozenset(graph.returns)
         self.runs = [
             cls.name in (WHILE, YIELD)
             or (any(in_memory[r.start : r.stop]) and not (cls.free and returned.isdisjoint(r)))
@@ -260,9 +259,8 @@ class _Scheduler:
                 end[value] = max(end[value], end[seen] if seen >= 0 else stop[op])
         ends = self.ends(start, stop, end, num_times)
         for value, op in enumerate(self.value_op):
-            if (
-                first[value] > ends[value] and op >= 0
-            ):  # nobody reads it, as of what a loop carries in vain: it is there once it is made
+            # nobody reads it, as of what a loop carries in vain: it is there once it is made
+            if first[value] > ends[value] and op >= 0:
                 first[value] = stop[op]
         return OpOrder(
             start,

@@ -13,7 +13,7 @@ from typing import Final
 
 from rhino.ir.graph.graph import BARRIER, REDUCE, UPDATES, WHILE, YIELD, Graph
 from rhino.strategies.choice.choice import Choice
-from rhino.strategies.choice.plan import ShardingPlan, make_plan
+from rhino.strategies.choice.sharding_plan import ShardingPlan, make_plan
 from rhino.strategies.memory.buffer_assignment import Buffer, packed
 from rhino.strategies.memory.buffers import aligned, selection_sizes
 from rhino.strategies.memory.carried import carried_on

@@ -303,9 +303,8 @@ class Memory:
         if reader == self.graph.num_ops:
             return self.num_times - 1, self.num_times - 1
         if self.classes[reader].name in (WHILE, BARRIER):  # each of their results is read for itself
-            return plan.first[target.number], plan.end[
-                target.number
-            ]  # a value's node, as all that they hand on has one
+            # a value's node, as all that they hand on has one
+            return plan.first[target.number], plan.end[target.number]
         return plan.start[reader], plan.stop[reader]
 
     def moved(self, pair: tuple[int, int], use: Use, times: tuple[int, int], move: MoveBuffers) -> Iterator[Row]:

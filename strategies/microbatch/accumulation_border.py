@@ -106,9 +106,8 @@ def near_side(
     for value, result in flows:
         if result in numbers:
             endless.append((2 * numbers[value] + 1, 2 * numbers[result]))
-            endless.append(
-                (2 * numbers[result], 2 * numbers[value])
-            )  # who computes the result in the loop has its operands there
+            # who computes the result in the loop has its operands there
+            endless.append((2 * numbers[result], 2 * numbers[value]))
     own = [(2 * number, 2 * number + 1) for number in numbers.values()]
     near = _reached(own + endless, [widths[value] for value in numbers], source, sink) if needed else set(range(source))
     found = {value for value, number in numbers.items() if 2 * number in near}

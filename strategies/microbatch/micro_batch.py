@@ -18,7 +18,7 @@ from typing import Final
 
 from rhino.ir.graph.graph import BARRIER, WHILE, YIELD, Graph
 from rhino.ir.graph.spec import PARTIAL, REPLICATED, Spec
-from rhino.strategies.choice.plan import ShardingPlan
+from rhino.strategies.choice.sharding_plan import ShardingPlan
 from rhino.strategies.cost.candidates import State, replicate
 from rhino.strategies.microbatch.accumulation_border import settle_border
 from rhino.strategies.microbatch.batch_slices import slice_early
@@ -75,14 +75,14 @@ class BatchParts:
 class BatchRequest:
     """What is asked for.
 
-    `parts` is how many parts, `batch` the dims of the batch where they are given, `whole` the arguments that stay
-    whole. Of the graph it is said which ops compute whole what is computed in parts too (`copied`), and what the
+    `parts` is how many parts, `batch` the dims of the batch where they are given, `no_batch` the arguments that have
+    none. Of the graph it is said which ops compute whole what is computed in parts too (`copied`), and what the
     condition of each loop reads (`tested`).
     """
 
     parts: int
     batch: Batch
-    whole: frozenset[int]
+    no_batch: frozenset[int]
     copied: frozenset[int]
     tested: Mapping[int, frozenset[int]]
 
@@ -134,7 +134,7 @@ def _candidates(roles: Roles, request: BatchRequest) -> list[_Candidate]:
     inputs = [
         number
         for number, argument in enumerate(graph.arguments)
-        if argument.alias is None and number not in request.whole
+        if argument.alias is None and number not in request.no_batch
     ]
     found = []
     for group in dict.fromkeys(roles.group[dim] for number in inputs for dim in roles.dims(number)):
@@ -148,7 +148,7 @@ def _candidates(roles: Roles, request: BatchRequest) -> list[_Candidate]:
 def _members(roles: Roles, group: int, request: BatchRequest) -> Batch:
     found: dict[int, int] = {}
     for number in range(len(roles.graph.arguments)):
-        if number not in request.whole:
+        if number not in request.no_batch:
             for offset, dim in enumerate(roles.dims(number)):
                 if roles.group[dim] == group:
                     found.setdefault(number, offset)

@@ -9,7 +9,7 @@ import numpy as np
 
 from rhino.ir.graph.graph import Argument, Graph, Repeats
 from rhino.ir.graph.spec import Spec, num_parts
-from rhino.strategies.choice.plan import ShardingPlan
+from rhino.strategies.choice.sharding_plan import ShardingPlan
 from rhino.strategies.memory.peak import predicted_peak
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from rhino.ir.arrays import Bools, Floats
 from rhino.ir.graph.graph import Graph, materialized
-from rhino.strategies.choice.plan import ShardingPlan
+from rhino.strategies.choice.sharding_plan import ShardingPlan
 from rhino.strategies.cost.cost_model import CostModel
 from rhino.strategies.cost.op_costs import OpCosts
 from rhino.strategies.memory.resident_rows import written_in_place

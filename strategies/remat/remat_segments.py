@@ -105,10 +105,11 @@ def _best_path(crossing: Floats, inside: Floats, in_flight: int) -> tuple[list[i
     """Returns the numbers of the places at which pieces end, and the bytes that are held at most."""
     best: tuple[float, list[int]] = (np.inf, [])
     limit = np.inf
+    # a step more weighs less than a byte more
     lengths, within = (
         crossing.T.astype(np.int64) * len(crossing) + 1,
         inside.T,
-    )  # a step more weighs less than a byte more
+    )
     while (path := _shortest(np.where(within <= limit, lengths, _FAR))) is not None:
         pairs = list(zip([0, *path[:-1]], path, strict=True))
         largest = max(float(inside[a, b]) for a, b in pairs)

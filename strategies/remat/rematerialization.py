@@ -5,7 +5,7 @@ kept. Of the rest of each piece, except of one that the backward pass begins wit
 share of the stash that may be: with s_p the seconds and b_p the bytes at the corner of its frontier
 (strategies/remat/min_cut.py) that piece p takes,
 
-    minimise  sum of s_p   such that   sum of b_p <= keep * stash - what is kept in any case
+    minimise  sum of s_p   such that   sum of b_p <= (1 - remat) * stash - what is kept in any case
 
 The corners' convex hull gives a lower bound (`_bound`); the choice of one corner each is a small integer program
 (`_corners`). Where the whole problem is small it is solved as one over all units (`_units`), for the frontier leaves
@@ -72,10 +72,10 @@ class StageChoice:
         return (self.added_s - self.bound_s) / self.added_s if self.added_s > self.bound_s else 0.0
 
 
-def choose(stash: Stash, keep: Mapping[int, float], in_flight: Mapping[int, int]) -> tuple[StageChoice, ...]:
-    """Returns what each stage in `keep` computes again.
+def choose(stash: Stash, remat: Mapping[int, float], in_flight: Mapping[int, int]) -> tuple[StageChoice, ...]:
+    """Returns what each stage in `remat` computes again.
 
-    `keep` has the largest share of its stash that each stage may keep.
+    `remat` has the least share of its stash that each stage recomputes.
     """
     known: dict[Piece, tuple[Corner, ...]] = {}
 
@@ -84,7 +84,9 @@ def choose(stash: Stash, keep: Mapping[int, float], in_flight: Mapping[int, int]
             known[piece] = frontier(piece)
         return known[piece]
 
-    return tuple(_Stage(stash, stage, in_flight[stage], corners).choose(share) for stage, share in sorted(keep.items()))
+    return tuple(
+        _Stage(stash, stage, in_flight[stage], corners).choose(share) for stage, share in sorted(remat.items())
+    )
 
 
 class _Stage:
@@ -117,13 +119,13 @@ class _Stage:
             frozenset(name[value] for value in own if value in self.stash.late),
         )
 
-    def choose(self, share: float) -> StageChoice:
-        """Returns the choice for the largest share of the stash that may be kept."""
+    def choose(self, remat: float) -> StageChoice:
+        """Returns the choice for the least share of the stash that is recomputed."""
         nothing = self._made([() for _ in self.local], 0.0)
-        if share >= 1 or not self.total or not self.local:
+        if remat <= 0 or not self.total or not self.local:
             return nothing
         fixed = self._kept([one[-1].repeated for one in self.corners]) - sum(one[-1].kept_bytes for one in self.corners)
-        room = max(share * self.total - fixed, float(sum(one[-1].kept_bytes for one in self.corners)))
+        room = max((1 - remat) * self.total - fixed, float(sum(one[-1].kept_bytes for one in self.corners)))
         bound = _bound(self.corners, room)
         repeated = [
             one[number].repeated for one, number in zip(self.corners, _corners(self.corners, room), strict=True)

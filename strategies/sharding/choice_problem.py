@@ -119,9 +119,8 @@ class Builder(Tables):
         for number, argument in enumerate(graph.arguments):
             limit = graph.fixed.get(number)
             taken = graph.return_fixed[argument.alias] if argument.alias is not None else None
-            both = (
-                taken if limit is None else limit if taken is None else limit & taken
-            )  # the result lies as the argument does
+            # the result lies as the argument does
+            both = taken if limit is None else limit if taken is None else limit & taken
             self.producer[number] = self.store("argument", number, number, both)
         for op in range(graph.num_ops):
             cls = graph.classes[self.op_class[op]]

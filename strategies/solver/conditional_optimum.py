@@ -63,9 +63,8 @@ class HeldChoices:
         self.place = {scope[0]: place for place, scope in enumerate(self.scopes)}
         self.parents = [min((self.place[node] for node in scope[1:]), default=-1) for scope in self.scopes]
         self.children: list[list[int]] = [[] for _ in self.scopes]
-        self.readers: list[list[int]] = [
-            [] for _ in self.scopes
-        ]  # of a node: the places whose tables have it as a neighbour
+        # of a node: the places whose tables have it as a neighbour
+        self.readers: list[list[int]] = [[] for _ in self.scopes]
         for place, (scope, parent) in enumerate(zip(self.scopes, self.parents, strict=True)):
             if parent >= 0:
                 self.children[parent].append(place)

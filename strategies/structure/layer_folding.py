@@ -120,9 +120,8 @@ def _stretch(graph: Graph, ops: Ints) -> Stretch | None:
     if (graph.op_class[ops] != graph.op_class[ops[0]]).any():
         return None
     num_layers, num_columns = ops.shape
-    layer, column = (
-        np.full(graph.num_ops + 1, OUTSIDE, dtype=np.int64) for _ in range(2)
-    )  # the last place is that of no op
+    # the last place is that of no op
+    layer, column = (np.full(graph.num_ops + 1, OUTSIDE, dtype=np.int64) for _ in range(2))
     layer[ops], column[ops] = np.arange(num_layers)[:, None], np.arange(num_columns)
     reads = np.array([np.concatenate([graph.operands(op) for op in row]) for row in ops.tolist()], dtype=np.int64)
     made = graph.value_op[reads]

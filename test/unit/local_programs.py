@@ -3,7 +3,7 @@
 from choices import R
 from snippets import function, program_of
 
-from rhino.strategies.choice.plan import ShardingPlan, implied, loop_states
+from rhino.strategies.choice.sharding_plan import ShardingPlan, implied, loop_states
 from rhino.strategies.memory.device_graph import device_graph
 from rhino.strategies.memory.peak import predicted_peak
 

@@ -1,4 +1,4 @@
-"""Made-up models for searches of whole plans: what a shape comes to by a formula, and the best of all shapes."""
+"""Made-up models for autotuning: what a configuration comes to by a formula, and the best of all."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class MadeUp:
     Seconds of a step on all devices: `work_s`; `part_s` for each micro-batch; `outer_s` and `inner_s`, the collectives
     of an axis that is very long, the latter per micro-batch in part. Bytes in units of the memory of a device: `state`
     of the whole model, divided by the stages and in part by meshes; `saved` for the backward pass of the whole batch,
-    on all devices. `again` is the share of work done again if nothing is kept.
+    on all devices. `again` is the share of work done again if all is recomputed.
     """
 
     work_s: float
@@ -50,65 +50,64 @@ class MadeUp:
     again: float
     asked: list[PlanConfig] = field(default_factory=list, init=False)
 
-    def busy_s(self, shape: PlanConfig) -> tuple[float, float]:
+    def busy_s(self, config: PlanConfig) -> tuple[float, float]:
         """Returns the seconds of computing and of collectives."""
-        outer, inner = prod(shape.mesh[:-1]), shape.mesh[-1]
+        outer, inner = prod(config.mesh[:-1]), config.mesh[-1]
         compute_s = (
-            self.work_s * (1 + self.again * (1 - shape.keep))
-            + self.part_s * shape.micro_batches * (outer * inner) ** 0.5
+            self.work_s * (1 + self.again * config.remat) + self.part_s * config.micro_batches * (outer * inner) ** 0.5
         )
         return compute_s, self.outer_s * (1 - 1 / outer) + self.inner_s * (1 - 1 / inner) * (
-            1 + shape.micro_batches / 64
+            1 + config.micro_batches / 64
         )
 
-    def step_s(self, shape: PlanConfig) -> float:
+    def step_s(self, config: PlanConfig) -> float:
         """Returns the seconds of a step, whatever it needs."""
-        return sum(self.busy_s(shape)) * (1 + (shape.stages - 1) / shape.micro_batches)
+        return sum(self.busy_s(config)) * (1 + (config.stages - 1) / config.micro_batches)
 
-    def outcome(self, shape: PlanConfig) -> Outcome:
-        """Returns what a shape comes to."""
-        inner = shape.mesh[-1]
-        compute_s, collectives_s = self.busy_s(shape)
-        busy_s, step_s = compute_s + collectives_s, self.step_s(shape)
-        in_flight = min(shape.stages, shape.micro_batches) / shape.micro_batches
-        need = self.state / shape.stages / inner**0.5 + self.saved * (0.1 + 0.9 * shape.keep) * in_flight
+    def outcome(self, config: PlanConfig) -> Outcome:
+        """Returns what a configuration comes to."""
+        inner = config.mesh[-1]
+        compute_s, collectives_s = self.busy_s(config)
+        busy_s, step_s = compute_s + collectives_s, self.step_s(config)
+        in_flight = min(config.stages, config.micro_batches) / config.micro_batches
+        need = self.state / config.stages / inner**0.5 + self.saved * (0.1 + 0.9 * (1 - config.remat)) * in_flight
         if need > 1:
-            return Refused(shape, "too large", by_memory=True, free_bound_s=busy_s, needs_bytes=need)
-        schedule = "1f1b" if shape.stages > 1 else ""
-        return Estimate(shape, schedule, step_s, busy_s, busy_s, compute_s, collectives_s, (need,) * shape.stages)
+            return Refused(config, "too large", by_memory=True, free_bound_s=busy_s, needs_bytes=need)
+        schedule = "1f1b" if config.stages > 1 else ""
+        return Estimate(config, schedule, step_s, busy_s, busy_s, compute_s, collectives_s, (need,) * config.stages)
 
-    def evaluate(self, shapes: Sequence[PlanConfig], cutoff_s: float) -> list[Outcome]:
+    def evaluate(self, configs: Sequence[PlanConfig], cutoff_s: float) -> list[Outcome]:
         """Returns the outcomes of a round."""
-        assert 0 < len(shapes) <= ROUND
-        self.asked += shapes
-        return [cut_off(self.outcome(shape), cutoff_s, self.step_s(shape)) for shape in shapes]
+        assert 0 < len(configs) <= ROUND
+        self.asked += configs
+        return [cut_off(self.outcome(config), cutoff_s, self.step_s(config)) for config in configs]
 
     def best_s(self, space: Space) -> float | None:
-        """Returns the best step of all shapes of a space, None where nothing fits."""
-        found = [one.step_s for shape in every_shape(space) if isinstance(one := self.outcome(shape), Estimate)]
+        """Returns the best step of all configurations of a space, None where nothing fits."""
+        found = [one.step_s for config in every_config(space) if isinstance(one := self.outcome(config), Estimate)]
         return min(found, default=None)
 
 
 def cut_off(outcome: Outcome, cutoff_s: float, estimated_s: float = 0.0) -> Outcome:
-    """Returns the outcome of a shape whose planning ends where its bound says that it takes `cutoff_s` or more.
+    """Returns the outcome of a configuration whose planning ends where its bound says that it takes `cutoff_s` or more.
 
     A pipeline's estimate ends it likewise, before memory rules anything out.
     """
-    shape = outcome.shape
-    if not isinstance(outcome, CutOff) and shape.stages > 1 and outcome.free_bound_s < cutoff_s <= estimated_s:
-        return CutOff(shape, outcome.free_bound_s, outcome.free_bound_s, by_memory=False, estimated_s=estimated_s)
+    config = outcome.config
+    if not isinstance(outcome, CutOff) and config.stages > 1 and outcome.free_bound_s < cutoff_s <= estimated_s:
+        return CutOff(config, outcome.free_bound_s, outcome.free_bound_s, by_memory=False, estimated_s=estimated_s)
     if not isinstance(outcome, Estimate) or outcome.bound_s < cutoff_s:
         return outcome
-    return CutOff(outcome.shape, outcome.bound_s, outcome.free_bound_s, by_memory=outcome.free_bound_s < cutoff_s)
+    return CutOff(outcome.config, outcome.bound_s, outcome.free_bound_s, by_memory=outcome.free_bound_s < cutoff_s)
 
 
-def every_shape(space: Space) -> list[PlanConfig]:
-    """Returns all shapes of a space that make sense: no pipeline of one micro-batch."""
+def every_config(space: Space) -> list[PlanConfig]:
+    """Returns all configurations of a space that make sense: no pipeline of one micro-batch."""
     pairs = [(stages, mesh) for stages, meshes in space.meshes.items() for mesh in meshes]
-    shapes = [
-        PlanConfig(*pair, number, keep) for pair, number, keep in product(pairs, space.micro_batches, space.keeps)
+    configs = [
+        PlanConfig(*pair, number, remat) for pair, number, remat in product(pairs, space.micro_batches, space.remats)
     ]
-    return [one for one in shapes if one.stages == 1 or one.micro_batches > 1]
+    return [one for one in configs if one.stages == 1 or one.micro_batches > 1]
 
 
 def models() -> st.SearchStrategy[MadeUp]:

@@ -25,7 +25,7 @@ def _tasks(pipeline: Pipeline, stage: int) -> list[Task]:
 
 SCHEDULE = Schedule(
     "eager-1f1b",
-    "1F1B that runs ahead, so that transfers go beside computing; holds nearly twice as much",
+    "1F1B with a longer warm-up, which hides transfers; stashes nearly twice as much",
     order,
     runs_ahead=True,
 )

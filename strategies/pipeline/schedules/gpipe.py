@@ -19,4 +19,4 @@ def _tasks(pipeline: Pipeline, stage: int) -> list[Task]:
     return [*(Task("forward", stage, i) for i in numbers), *(Task("backward", stage, i) for i in numbers)]
 
 
-SCHEDULE = Schedule("gpipe", "all forwards, then all backwards; holds every micro-batch", order)
+SCHEDULE = Schedule("gpipe", "all forwards, then all backwards; stashes every micro-batch", order)

@@ -36,4 +36,4 @@ def _tasks(pipeline: Pipeline, stage: int) -> list[Task]:
     return full_backward_tasks(pipeline, stage, pipeline.num_stages - 1 - stage)
 
 
-SCHEDULE = Schedule("1f1b", "one forward, one backward in turn; holds as many micro-batches as stages follow", order)
+SCHEDULE = Schedule("1f1b", "one forward, one backward in turn; stashes as many micro-batches as stages follow", order)

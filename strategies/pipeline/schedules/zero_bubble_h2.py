@@ -21,7 +21,7 @@ def order(pipeline: Pipeline) -> Order:
 
 SCHEDULE = Schedule(
     "zero-bubble-h2",
-    "zero-bubble that runs ahead, so that transfers go beside computing; holds twice as much",
+    "zero-bubble with a longer warm-up, which hides transfers; stashes twice as much",
     order,
     splits_backward=True,
     runs_ahead=True,

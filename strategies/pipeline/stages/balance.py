@@ -15,7 +15,7 @@ import numpy as np
 
 from rhino.ir.arrays import Bools, Floats, Ints
 from rhino.strategies.pipeline.schedules import Order, Pipeline, make_order
-from rhino.strategies.pipeline.stages.problem import ROUNDING, StageProblem
+from rhino.strategies.pipeline.stages.stage_problem import ROUNDING, StageProblem
 from rhino.strategies.pipeline.step_time import StageTimes, StageTransfer, step_seconds
 
 TOLERANCES: Final = (0.005, 0.02, 0.05, 0.1, 0.2)

@@ -28,8 +28,8 @@ from rhino.strategies.pipeline.schedules import Order
 from rhino.strategies.pipeline.stages.balance import WITHOUT_SECONDS, tolerance_of
 from rhino.strategies.pipeline.stages.line import cut, least_limit, lines_of, stretches
 from rhino.strategies.pipeline.stages.merge import Merged, merge
-from rhino.strategies.pipeline.stages.problem import StageProblem
 from rhino.strategies.pipeline.stages.rows import StageRows
+from rhino.strategies.pipeline.stages.stage_problem import StageProblem
 from rhino.strategies.pipeline.stages.windows import Windows, balanced_windows, open_windows
 from rhino.strategies.solver.answer import Infeasible, Unsolved
 from rhino.strategies.solver.lp.linear_programs import Point, solve_rows

@@ -16,17 +16,17 @@ import numpy as np
 from rhino.ir.arrays import Floats, Ints
 from rhino.ir.cluster.hardware import Line as Link
 from rhino.ir.graph.graph import Loop
-from rhino.strategies.choice.plan import ShardingPlan
-from rhino.strategies.choice.plan_costs import local_bytes, runs_alone
+from rhino.strategies.choice.sharding_plan import ShardingPlan
+from rhino.strategies.choice.sharding_plan_costs import local_bytes, runs_alone
 from rhino.strategies.cost.cost_model import CostModel
 from rhino.strategies.pipeline.activation_stash import Handing
 from rhino.strategies.pipeline.split_backward_cost import split_backward_cost
 from rhino.strategies.pipeline.stages.balance import awaited_nodes, stage_times
-from rhino.strategies.pipeline.stages.graph import make_staging
 from rhino.strategies.pipeline.stages.line import Line, Stretches, cut, least_limit, least_work, lines_of, stretches
 from rhino.strategies.pipeline.stages.needs import StageNeeds
 from rhino.strategies.pipeline.stages.places import op_stages
-from rhino.strategies.pipeline.stages.problem import StageProblem
+from rhino.strategies.pipeline.stages.stage_graph import make_staging
+from rhino.strategies.pipeline.stages.stage_problem import StageProblem
 from rhino.strategies.pipeline.step_time import StageTimes
 from rhino.strategies.structure.training_phases import parts_of
 

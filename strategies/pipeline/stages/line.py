@@ -17,7 +17,7 @@ from itertools import pairwise
 import numpy as np
 
 from rhino.ir.arrays import Bools, Floats, Ints
-from rhino.strategies.pipeline.stages.problem import NO_NETS, OPEN, ROUNDING, Nets, StageProblem, make_nets
+from rhino.strategies.pipeline.stages.stage_problem import NO_NETS, OPEN, ROUNDING, Nets, StageProblem, make_nets
 
 MOST_BUCKETS = 400
 """Into how many stretches a line is cut first, each ending at its cheapest place.
@@ -125,9 +125,8 @@ def in_buckets(problem: StageProblem, key: Ints, back: Bools) -> Line:
     np.add.at(change, keys[0] + 1, problem.nets.size)
     np.subtract.at(change, keys[1] + 1, problem.nets.size)
     crossing = np.cumsum(change)  # [k]: what a cut before key k costs
-    done = np.cumsum(np.bincount(key, weights=problem.work, minlength=size))[
-        : int(key.max(initial=0))
-    ]  # before keys 1, 2, ...
+    # before keys 1, 2, ...
+    done = np.cumsum(np.bincount(key, weights=problem.work, minlength=size))[: int(key.max(initial=0))]
     share = (done / max(float(problem.work.sum()), 1e-300) * MOST_BUCKETS).astype(np.int64)
     cuts = [1 + int(first + np.argmin(crossing[1 + first : 1 + end])) for first, end in _runs(share)]
     return Line(np.searchsorted(np.array(cuts), key, side="right").astype(np.int64), len(cuts) + 1, back)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rhino.ir.arrays import Floats, Ints
-from rhino.strategies.pipeline.stages.problem import OPEN, StageProblem, merged_nets
+from rhino.strategies.pipeline.stages.stage_problem import OPEN, StageProblem, merged_nets
 
 
 @dataclass(frozen=True, slots=True, eq=False)

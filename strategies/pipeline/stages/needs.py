@@ -17,7 +17,7 @@ import numpy as np
 from rhino.ir.arrays import Bools, Ints
 from rhino.ir.graph.spec import Spec, num_parts
 from rhino.ir.plan.instructions import Phase, Task
-from rhino.strategies.choice.plan import ShardingPlan
+from rhino.strategies.choice.sharding_plan import ShardingPlan
 from rhino.strategies.pipeline.activation_stash import ActivationStash, Handing
 from rhino.strategies.pipeline.plan_part import PlanPart, bytes_of, plan_of, structure, temporary_bytes
 from rhino.strategies.pipeline.schedules.base import Order

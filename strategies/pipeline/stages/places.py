@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from rhino.ir.arrays import Bools, Ints
-from rhino.strategies.pipeline.stages.graph import NO_NODE, Staging
-from rhino.strategies.pipeline.stages.problem import OPEN
+from rhino.strategies.pipeline.stages.stage_graph import NO_NODE, Staging
+from rhino.strategies.pipeline.stages.stage_problem import OPEN
 
 SWEEPS = 3
 """How often the scalars after the loop are gone through for a better place."""

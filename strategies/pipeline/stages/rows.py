@@ -27,7 +27,7 @@ import numpy as np
 from scipy import sparse
 
 from rhino.ir.arrays import Floats, Ints
-from rhino.strategies.pipeline.stages.problem import ROUNDING, Nets, StageProblem
+from rhino.strategies.pipeline.stages.stage_problem import ROUNDING, Nets, StageProblem
 from rhino.strategies.pipeline.stages.windows import BACK, EITHER, FORWARD, Windows
 from rhino.strategies.solver.lp.linear_programs import Point, Rows
 
@@ -204,9 +204,8 @@ class StageRows:
         if len(terms) <= 1:
             return next(iter(terms.values()), {})
         found: Term = {self.variable(): 1.0}
-        if all(
-            ONE in term for term in terms.values()
-        ):  # the outermost device: whether all are behind it, so that rows compare two variables
+        # the outermost device: whether all are behind it, so that rows compare two variables
+        if all(ONE in term for term in terms.values()):
             found = _less({ONE: 1.0}, found)
         for term in terms.values():
             self.at_most(_less(term, found), 0.0)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rhino.ir.arrays import Bools, Floats, Ints
-from rhino.strategies.pipeline.stages.problem import OPEN, Nets, StageProblem
+from rhino.strategies.pipeline.stages.stage_problem import OPEN, Nets, StageProblem
 from rhino.strategies.solver.connected_components import components
 
 FORWARD, BACK, EITHER = 0, 1, 2
@@ -61,10 +61,11 @@ def balanced_windows(problem: StageProblem, limit_s: float) -> Windows:
     The limit is less where these windows would leave more open than `MOST_OPEN`.
     """
     devices, num = problem.num_stages, problem.num_nodes
+    # how far along the model a node is at least, from either end; no edges, no bound
     outer, inner = (
         np.zeros(num),
         np.zeros(num),
-    )  # how far along the model a node is at least, from either end; no edges, no bound
+    )
     light = np.bincount(np.concatenate([problem.before, problem.after]), minlength=num) == 0
     most = LIGHT * float(problem.work.sum()) / devices
     for back in (False, True):

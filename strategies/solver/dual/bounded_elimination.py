@@ -69,9 +69,8 @@ def greedy(ascent: Ascent) -> Ints:
     problem, prices, edge_class = ascent.lifted.problem, ascent.prices, ascent.lifted.classes.edge.tolist()
     charged = [ascent.charged(c) for c in range(len(ascent.costs))]
     total = [charged[c].copy() for c in ascent.lifted.classes.node.tolist()]
-    onward: list[list[tuple[int, int, int]]] = [
-        [] for _ in total
-    ]  # edges to neighbours that choose later: class, side here, neighbour
+    # edges to neighbours that choose later: class, side here, neighbour
+    onward: list[list[tuple[int, int, int]]] = [[] for _ in total]
     for e, u, v in zip(edge_class, problem.edge_u.tolist(), problem.edge_v.tolist(), strict=True):
         onward[min(u, v)].append((e, 0 if u < v else 1, max(u, v)))
     states = np.zeros(problem.num_nodes, dtype=np.int64)

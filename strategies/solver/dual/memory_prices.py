@@ -205,9 +205,8 @@ class PricedSearch:
         while True:
             rows = self.excess_rows()
             times = len(rows)
-            least = (
-                float(rows.min()) - 1.0
-            )  # the worst excess of a mixture is this and the variable after the columns, which is never zero
+            # the worst excess of a mixture is this and the variable after the columns, which is never zero
+            least = float(rows.min()) - 1.0
             found = solve_small(
                 np.append(np.zeros(count), 1.0),
                 np.vstack([np.hstack([rows, -np.ones((times, 1))]), np.append(np.ones(count), 0.0)]),

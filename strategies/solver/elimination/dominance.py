@@ -64,9 +64,8 @@ def undominated(cost: Floats, tables: Sequence[Floats], bounds: Sequence[Bound])
     with np.errstate(invalid="ignore"):
         for bound, table in zip(bounds, tables, strict=True):
             bound.add_to(at_least, table)
-        may_lose = ~(
-            cost - cost[:, None] < at_least
-        )  # where a row is illegal nothing is said, and the comparison is to tell
+        # where a row is illegal nothing is said, and the comparison is to tell
+        may_lose = ~(cost - cost[:, None] < at_least)
     may_lose &= np.isfinite(cost)[:, None]
     np.fill_diagonal(may_lose, False)
     p, q = may_lose.T.nonzero()

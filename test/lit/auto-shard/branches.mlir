@@ -2,7 +2,7 @@
 // RUN: rhino-opt --auto-shard --cluster=v100x8 --mesh=4 %s -o %t.mlir
 // RUN: rhino-run %t.mlir --compare=%s --devices=4 --form=localized --int-range=3
 // A branch with a product is a loop of one trip or none, whose product is split; one with other ops that do not compute element by element
-// has no sharding rule: it runs whole on every device, and a remark says so.
+// has no sharding rule: it is replicated, every device runs all of it, and a remark says so.
 
 // CHECK-LABEL: func.func @main(
 // CHECK: stablehlo.while
@@ -19,7 +19,7 @@ func.func @main(%p: tensor<i32>, %x: tensor<64x64xf32>) -> (tensor<64x64xf32>, t
     %b = stablehlo.cosine %y : tensor<64x64xf32>
     stablehlo.return %b : tensor<64x64xf32>
   }) : (tensor<i32>) -> tensor<64x64xf32>
-  // expected-remark@+1 {{[rhino-choose-shardings] 'stablehlo.case' has no sharding rule: it runs whole on every device}}
+  // expected-remark@+1 {{[rhino-choose-shardings] 'stablehlo.case' has no sharding rule: it is replicated, every device runs all of it}}
   %w = "stablehlo.case"(%p) ({
     %c = "stablehlo.sort"(%y) ({
     ^bb0(%one: tensor<f32>, %other: tensor<f32>):

@@ -8,11 +8,11 @@
 // CHECK-LABEL: func.func @tight(
 // CHECK-SAME: %[[W:.*]]: tensor<128x128xf32> {sdy.sharding = #sdy.sharding<@mesh, [{{.*}}{"x"}{{.*}}]>}
 
-// ERROR: budget.mlir: error: [RHI-SOLVE-001] no choice of shardings is predicted to fit 32 KiB per device; {{.*}}the least that was found needs {{.*}} KiB
+// ERROR: budget.mlir: error: [RHI-SOLVE-001] no choice of shardings is predicted to fit 32 KiB per device; {{.*}}the smallest plan that was found needs {{.*}} KiB
 // ERROR-NEXT: note: at least {{.*}} KiB: {{.*}}tensor<128x128xf32>
 // ERROR: note: to fix: raise --budget, {{.*}}; or --auto-parallel in place of --auto-shard
 // SAID: note: at least 64 KiB: argument 0 "arg0" tensor<128x128xf32>, under forbid 'arg0=x'{{$}}
-// SAID: note: to fix: {{.*}}, or take back what is said of these tensors; or --auto-parallel
+// SAID: note: to fix: {{.*}}, or remove the constraints on these tensors; or --auto-parallel
 // NONE: error: [RHI-CLI-002] cannot read the module: No such file or directory
 func.func @tight(%w: tensor<128x128xf32>, %x: tensor<128x128xf32>) -> tensor<128x128xf32> {
   %y = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<128x128xf32>, tensor<128x128xf32>) -> tensor<128x128xf32>

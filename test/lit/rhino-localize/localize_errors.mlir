@@ -32,7 +32,7 @@ sdy.mesh @mesh = <["x"=4]>
 func.func @main(%x: tensor<8xf32>) -> tensor<8xf32> {
   // expected-error@+3 {{[RHI-LOCAL-001] 'stablehlo.tanh' cannot run between the shardings of its operands and results}}
   // expected-note@+2 {{its strategy is "q"}}
-  // expected-note@+1 {{to fix: annotate the module anew}}
+  // expected-note@+1 {{to fix: shard the module again, with rhino-opt --auto-shard}}
   %y = stablehlo.tanh %x {rhino.strategy = "q"} : tensor<8xf32>
   return %y : tensor<8xf32>
 }

@@ -24,12 +24,12 @@ func.func @statistics(%w: tensor<5x5xf32> {tf.aliasing_output = 0 : i32}, %x: te
   %h = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<8x5xf32>, tensor<5x5xf32>) -> tensor<8x5xf32>
   %s = stablehlo.reduce(%h init: %zero) applies stablehlo.add across dimensions = [0] : (tensor<8x5xf32>, tensor<f32>) -> tensor<5xf32>
   %all = stablehlo.broadcast_in_dim %s, dims = [1] : (tensor<5xf32>) -> tensor<8x5xf32>
-  // expected-error@+6 {{[RHI-BATCH-004] the step is not free of synchronisation: 'stablehlo.subtract' reads a part of the batch and needs a value of the whole batch}}
-  // expected-note@+5 {{that is known when all micro-batches have been through stablehlo.reduce tensor<5xf32> at}}
+  // expected-error@+6 {{[RHI-BATCH-004] micro-batches would have to synchronize: 'stablehlo.subtract' reads a part of the batch and needs a value of the whole batch}}
+  // expected-note@+5 {{it is known only after all micro-batches have computed stablehlo.reduce tensor<5xf32> at}}
   // expected-note@+4 {{it is operand 1, stablehlo.broadcast_in_dim tensor<8x5xf32>}}
   // expected-note@+3 {{work of each micro-batch waits for it: stablehlo.dot_general tensor<5x5xf32> at}}
   // expected-note@+2 {{the batch is taken to be dim 0 of argument 1 "arg1" tensor<8x5xf32>}}
-  // expected-note@+1 {{to fix: let examples not depend on each other}}
+  // expected-note@+1 {{to fix: make examples independent of each other}}
   %n = stablehlo.subtract %h, %all : tensor<8x5xf32>
   %g = stablehlo.dot_general %n, %h, contracting_dims = [0] x [0] : (tensor<8x5xf32>, tensor<8x5xf32>) -> tensor<5x5xf32>
   return %g : tensor<5x5xf32>
@@ -40,11 +40,11 @@ func.func @statistics(%w: tensor<5x5xf32> {tf.aliasing_output = 0 : i32}, %x: te
 func.func @pairs(%w: tensor<5x5xf32> {tf.aliasing_output = 0 : i32}, %x: tensor<8x5xf32>) -> (tensor<5x5xf32>, tensor<f32>) {
   %zero = stablehlo.constant dense<0.0> : tensor<f32>
   %h = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<8x5xf32>, tensor<5x5xf32>) -> tensor<8x5xf32>
-  // expected-error@+5 {{[RHI-BATCH-004] the step is not free of synchronisation: 'stablehlo.dot_general' reads a part of the batch and needs all of it}}
+  // expected-error@+5 {{[RHI-BATCH-004] micro-batches would have to synchronize: 'stablehlo.dot_general' reads a part of the batch and needs all of it}}
   // expected-note@+4 {{it is operand 1, stablehlo.dot_general tensor<8x5xf32>}}
   // expected-note@+3 {{work of each micro-batch waits for it: stablehlo.dot_general tensor<8x8xf32> at}}
   // expected-note@+2 {{the batch is taken to be dim 0 of argument 1}}
-  // expected-note@+1 {{to fix: let examples not depend on each other}}
+  // expected-note@+1 {{to fix: make examples independent of each other}}
   %all = stablehlo.dot_general %h, %h, contracting_dims = [1] x [1] : (tensor<8x5xf32>, tensor<8x5xf32>) -> tensor<8x8xf32>
   %loss = stablehlo.reduce(%all init: %zero) applies stablehlo.maximum across dimensions = [0, 1] : (tensor<8x8xf32>, tensor<f32>) -> tensor<f32>
   return %w, %loss : tensor<5x5xf32>, tensor<f32>
@@ -75,8 +75,8 @@ func.func @unread(%w: tensor<5x5xf32> {tf.aliasing_output = 0 : i32}, %x: tensor
 sdy.mesh @mesh = <["x"=2]>
 func.func @sharded(%w: tensor<5xf32> {tf.aliasing_output = 0 : i32}, %x: tensor<8x5xf32>) -> tensor<5xf32> {
   %zero = stablehlo.constant dense<0.0> : tensor<f32>
-  // expected-error@+2 {{[RHI-BATCH-006] 'sdy.sharding_constraint' has a sharding, which speaks of the whole batch}}
-  // expected-note@+1 {{to fix: make micro-batches first}}
+  // expected-error@+2 {{[RHI-BATCH-006] 'sdy.sharding_constraint' has a sharding of the whole batch}}
+  // expected-note@+1 {{to fix: divide the batch first}}
   %y = sdy.sharding_constraint %x <@mesh, [{"x"}, {}]> : tensor<8x5xf32>
   %s = stablehlo.reduce(%y init: %zero) applies stablehlo.add across dimensions = [0] : (tensor<8x5xf32>, tensor<f32>) -> tensor<5xf32>
   %new = stablehlo.add %w, %s : tensor<5xf32>

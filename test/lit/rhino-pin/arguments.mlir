@@ -7,11 +7,11 @@
 
 // CHECK: sdy.mesh @mesh = <["x"=2, "y"=4]>
 // CHECK-LABEL: func.func @main(
-// CHECK-SAME: %[[UP:.*]]: tensor<64x64xf32> {rhino.said = ["pin 'up=[{}, {\22y\22}]'"], sdy.sharding = #sdy.sharding<@mesh, [{}, {"y"}]>}
-// CHECK-SAME: %[[DOWN:.*]]: tensor<64x64xf32> {rhino.said = ["forbid 'down=x'"], sdy.sharding = #sdy.sharding<@mesh, [{?}, {?}], replicated={"x"}>}
+// CHECK-SAME: %[[UP:.*]]: tensor<64x64xf32> {rhino.provenance = ["pin 'up=[{}, {\22y\22}]'"], sdy.sharding = #sdy.sharding<@mesh, [{}, {"y"}]>}
+// CHECK-SAME: %[[DOWN:.*]]: tensor<64x64xf32> {rhino.provenance = ["forbid 'down=x'"], sdy.sharding = #sdy.sharding<@mesh, [{?}, {?}], replicated={"x"}>}
 // CHECK-SAME: %[[X:.*]]: tensor<64x64xf32> {rhino.forbidden = [#sdy.sharding<@mesh, [{"x", "y"}, {}]>]
 // CHECK-SAME: sdy.sharding = #sdy.sharding<@mesh, [{"x", ?}, {?}]>})
-// CHECK-SAME: -> (tensor<64x64xf32> {jax.result_info = "path['loss']", rhino.said = ["pin 'result:path.loss=[{}, {}]'"], sdy.sharding = #sdy.sharding<@mesh, [{}, {}]>})
+// CHECK-SAME: -> (tensor<64x64xf32> {jax.result_info = "path['loss']", rhino.provenance = ["pin 'result:path.loss=[{}, {}]'"], sdy.sharding = #sdy.sharding<@mesh, [{}, {}]>})
 func.func @main(
     %up: tensor<64x64xf32> loc("state.params['layers'][0]['up']"), %down: tensor<64x64xf32> loc("state.params['layers'][0]['down']"),
     %x: tensor<64x64xf32>) -> (tensor<64x64xf32> {jax.result_info = "path['loss']"}) {

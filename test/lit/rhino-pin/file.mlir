@@ -9,7 +9,7 @@
 // CHECK-SAME: -> (tensor<64x64xf32>, tensor<64x64xf32> {rhino.forbidden = [#sdy.sharding<@mesh, [{"x"}, {}]>]
 
 // CHOSEN-LABEL: func.func @main(
-// CHOSEN-SAME: %[[UP:.*]]: tensor<64x64xf32> {rhino.said = ["pin 1 of {{.*}}constraints.toml, 'params.*.up=[{}, {\22y\22}]'"], sdy.sharding = #sdy.sharding<@mesh, [{}, {"y"}]>, tf.aliasing_output = 0 : i32}
+// CHOSEN-SAME: %[[UP:.*]]: tensor<64x64xf32> {rhino.provenance = ["pin 1 of {{.*}}constraints.toml, 'params.*.up=[{}, {\22y\22}]'"], sdy.sharding = #sdy.sharding<@mesh, [{}, {"y"}]>, tf.aliasing_output = 0 : i32}
 func.func @main(
     %up: tensor<64x64xf32> {tf.aliasing_output = 0 : i32} loc("state.params['layers'][0]['up']"),
     %down: tensor<64x64xf32> {tf.aliasing_output = 1 : i32} loc("state.params['layers'][0]['down']"),

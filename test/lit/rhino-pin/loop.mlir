@@ -5,10 +5,10 @@
 // together.
 
 // CHECK-LABEL: func.func @main(
-// CHECK: sdy.sharding_constraint %{{.*}} <@mesh, [{"y"}, {"x"}]> {rhino.said = ["the module", "pin 'loc:asked=[{?}, {\22x\22}]'"]}
+// CHECK: sdy.sharding_constraint %{{.*}} <@mesh, [{"y"}, {"x"}]> {rhino.provenance = ["the module", "pin 'loc:asked=[{?}, {\22x\22}]'"]}
 // CHECK: stablehlo.while
-// CHECK-SAME: attributes {rhino.carried = [#sdy.sharding<@mesh, [{?}, {?}], replicated={"y"}>, #sdy.sharding<@mesh, []>], rhino.said = ["forbid 'loc:scan=y'"]}
-// CHECK: stablehlo.dot_general {{.*}} {rhino.said = ["pin 'loc:body/dot_general=[{}, {\22x\22}]'"], sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{}, {"x"}]>]>}
+// CHECK-SAME: attributes {rhino.carried = [#sdy.sharding<@mesh, [{?}, {?}], replicated={"y"}>, #sdy.sharding<@mesh, []>], rhino.provenance = ["forbid 'loc:scan=y'"]}
+// CHECK: stablehlo.dot_general {{.*}} {rhino.provenance = ["pin 'loc:body/dot_general=[{}, {\22x\22}]'"], sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{}, {"x"}]>]>}
 
 // RUNS: stablehlo.while
 sdy.mesh @mesh = <["x"=2, "y"=4]>

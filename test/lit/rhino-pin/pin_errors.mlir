@@ -19,9 +19,9 @@
 // PLACE: error: [RHI-PIN-002] forbid 'loc:jit(stop)/tanh=x' matches no tensor
 // PLACE-NEXT: note: to fix: did you mean jit(step)/tanh?
 // RANK: error: [RHI-SHARD-001] the sharding of argument 0 "params['layers'][0]['up']" cannot be honoured: it lists 1 dims, and the tensor has 2
-// RANK-NEXT: note: pin 'up=[{}]' says so
+// RANK-NEXT: note: pin 'up=[{}]' requires it
 // DIVIDES: error: [RHI-SHARD-001] {{.*}} cannot be honoured: dim 0 has size 12, which "x" (8) does not divide
-// DIVIDES-NEXT: note: pin 'up=[{x}, {}]' says so
+// DIVIDES-NEXT: note: pin 'up=[{x}, {}]' requires it
 // BATCH: error: [RHI-PIN-002] axis-role 'x=batch': the program has no batch dim
 // BATCH-NEXT: note: of 1 arguments 1 are carried from step to step, and no other has a dim that these lack
 // ROLES: error: [RHI-SHARD-001] axis-role 'x=model' contradicts axis-role 'x=batch'

@@ -6,11 +6,11 @@
 // NAME: error: [RHI-PIN-002] scope 'mpl=split' matches no scope
 // NAME-NEXT: note: to fix: did you mean step/mlp
 // BOTH: error: [RHI-SHARD-001] replicate and split(8) around 'stablehlo.dot_general' in 'jit(step)/mlp/up/dot_general': the mesh x=8 has no axes for each
-// BOTH-NEXT: note: scope 'mlp=replicate' says so
-// BOTH-NEXT: note: scope 'up=split(8)' says so
-// ARGUMENT: error: [RHI-SHARD-001] the sharding of argument 0 "w" tensor<64x64xf32> contradicts what else is said of it
+// BOTH-NEXT: note: scope 'mlp=replicate' requires it
+// BOTH-NEXT: note: scope 'up=split(8)' requires it
+// ARGUMENT: error: [RHI-SHARD-001] the sharding of argument 0 "w" tensor<64x64xf32> contradicts another constraint on it
 // ARGUMENT-NEXT: note: it allows S0
-// ARGUMENT-NEXT: note: pin 'w=[{x}, {}]' says so
+// ARGUMENT-NEXT: note: pin 'w=[{x}, {}]' requires it
 // ARGUMENT-NEXT: note: replicate keeps whole what is read by 'stablehlo.dot_general' in 'jit(step)/mlp/up/dot_general'
 func.func @main(%w: tensor<64x64xf32> {tf.aliasing_output = 0 : i32} loc("w"), %x: tensor<12x64xf32> loc("x")) -> tensor<64x64xf32> {
   %h = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<12x64xf32>, tensor<64x64xf32>) -> tensor<12x64xf32> loc("jit(step)/mlp/up/dot_general")

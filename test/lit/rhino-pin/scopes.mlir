@@ -8,7 +8,7 @@
 
 // CHECK-LABEL: module
 // CHECK-NEXT: func.func @main(
-// CHECK-NEXT: stablehlo.dot_general {{.*}} {rhino.said = [{{.*}}layer_*=replicate{{.*}}, {{.*}}moe=split(4){{.*}}], rhino.scopes = ["replicate", "split(4)"]}
+// CHECK-NEXT: stablehlo.dot_general {{.*}} {rhino.provenance = [{{.*}}layer_*=replicate{{.*}}, {{.*}}moe=split(4){{.*}}], rhino.scopes = ["replicate", "split(4)"]}
 // CHECK-NEXT: stablehlo.tanh {{.*}} rhino.scopes = ["replicate"]}
 // CHECK-NEXT: stablehlo.dot_general {{.*}} rhino.scopes = ["split(4)"]}
 // CHECK-NEXT: stablehlo.subtract %{{[^{]*}} : tensor<64x64xf32>

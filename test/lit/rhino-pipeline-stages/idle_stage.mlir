@@ -5,7 +5,7 @@
 // expected-remark@unknown {{stage 0: }}
 // expected-remark@unknown {{stage 1: }}
 // expected-remark@unknown {{between stages 0 and 1: 0 B per step}}
-// expected-remark@unknown {{has no work: that moves least within the tolerance. Ask for fewer stages, or for a smaller tolerance}}
+// expected-remark@unknown {{has no work: within the tolerance this cut transfers least. Ask for fewer stages, or for a smaller tolerance}}
 func.func @main(%x: tensor<32x32xf32>, %u: tensor<32x32xf32>, %v: tensor<32x32xf32>) -> tensor<32x32xf32> {
   %h = stablehlo.dot_general %x, %u, contracting_dims = [1] x [0] : (tensor<32x32xf32>, tensor<32x32xf32>) -> tensor<32x32xf32>
   %o = stablehlo.dot_general %h, %v, contracting_dims = [1] x [0] : (tensor<32x32xf32>, tensor<32x32xf32>) -> tensor<32x32xf32>

@@ -4,11 +4,11 @@
 // RUN: not --exit-code=2 rhino-opt --rhino-remat="remat=0;1" %s 2>&1 | filecheck %s --check-prefix=STAGES
 // A share is a number from 0 to 1; one for each stage needs a step that is in as many stages.
 
-// MUCH: error: [RHI-RECOMPUTE-001] remat '2' is not between 0 and 1
-// MUCH-NEXT: to fix: say a number from 0 to 1
-// STAGES: error: [RHI-RECOMPUTE-001] remat has 2 values, and the step is in no stages
+// MUCH: error: [RHI-REMAT-001] remat '2' is not between 0 and 1
+// MUCH-NEXT: to fix: give a number from 0 to 1
+// STAGES: error: [RHI-REMAT-001] remat has 2 values, and the step has no stages
 // expected-error@unknown {{is not between 0 and 1}}
-// expected-note@unknown {{say a number from 0 to 1}}
+// expected-note@unknown {{give a number from 0 to 1}}
 func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
   return %x : tensor<4xf32>
 }

@@ -561,10 +561,10 @@ BAD = {
         r"(?s)RHI-JAX-002\] budget is -5, no memory size.*16GiB",
     ),
     "part of a byte": (lambda: rhino.parallelize(step, budget=1.5), r"RHI-JAX-002\] budget is 1\.5, no memory size"),
-    "more than all": (lambda: rhino.parallelize(step, remat=1.5), r"RHI-RECOMPUTE-001\] remat is 1\.5, not between"),
+    "more than all": (lambda: rhino.parallelize(step, remat=1.5), r"RHI-REMAT-001\] remat is 1\.5, not between"),
     "shares": (
         lambda: rhino.parallelize(step, remat="0;0;0", stages=2),
-        "RHI-RECOMPUTE-001.*3 shares, and stages is 2",
+        "RHI-REMAT-001.*3 shares, and stages is 2",
     ),
     "constraints": (
         lambda: rhino.parallelize(lambda x: x, cluster="cpu8", constraints="/nope.toml")(1.0),

@@ -131,9 +131,9 @@ def test_where_state_lies_is_known_once_a_function_with_a_plan_is_traced(plan: r
 
 
 def test_a_plan_leaves_nothing_else_to_be_said(plan: rhino.Plan):
-    with pytest.raises(RhinoError, match=r"RHI-JAX-002.*pins is given, and a plan"):
+    with pytest.raises(RhinoError, match=r"RHI-JAX-002.*pins and plan exclude each other"):
         rhino.parallelize(front_part.step, plan=plan, pins=["up=[{}, {x}]"])
-    with pytest.raises(RhinoError, match=r"RHI-JAX-002.*mesh is given, and a plan"):
+    with pytest.raises(RhinoError, match=r"RHI-JAX-002.*mesh and plan exclude each other"):
         rhino.parallelize(front_part.step, plan=plan, mesh="2x4")
     for name in ("jobs", "level"):
         with pytest.raises(

@@ -24,7 +24,7 @@ from rhino.ir.graph.spec import PARTIAL, REPLICATED, dim_axes, pack, split, spli
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.request.patterns import dotted
 from rhino.passes.sharding.choose_shardings import ShardingChoice
-from rhino.strategies.choice.plan import ShardingPlan
+from rhino.strategies.choice.sharding_plan import ShardingPlan
 from rhino.strategies.solver.answer import Answer
 
 TARGET, MACHINES = "v100x8:8", "v100x8x2:2x8"
@@ -138,9 +138,8 @@ def test_few_parameters_and_a_large_batch_are_data_parallel():
     best = found(model)
     assert set(best.specs("batch.*").values()) == {S0}
     assert set(best.readers("*.weight")) == {(S0, REPLICATED, S0)}
-    assert (
-        max(best.plan.graph.type_of(t.value).num_bytes for t in best.plan.transfers()) == 4 * 64 * 64
-    )  # of activations nothing is moved
+    # of activations nothing is moved
+    assert max(best.plan.graph.type_of(t.value).num_bytes for t in best.plan.transfers()) == 4 * 64 * 64
 
 
 def test_the_optimizers_state_is_split_even_where_memory_is_plenty():

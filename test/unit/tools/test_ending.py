@@ -57,9 +57,8 @@ def test_an_interruption_within_a_callback_of_mlir_is_one():
 
 def test_a_profile_that_is_interrupted_on_a_terminal_while_xla_compiles_ends_in_order(tmp_path: Path):
     file = tmp_path / "cluster.toml"
-    environment = {
-        name: value for name, value in os.environ.items() if name != "XLA_FLAGS"
-    }  # those of tests are for short compiles
+    # those of tests are for short compiles
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     terminal, end = pty.openpty()
     command = [sys.executable, "-c", HEEDING + PROFILING, "--devices=2", "-o", str(file)]
     said = b""
@@ -68,9 +67,8 @@ def test_a_profile_that_is_interrupted_on_a_terminal_while_xla_compiles_ends_in_
     ) as process:
         os.close(end)
         for more in output(terminal):
-            if (
-                b"preparing 3" in more
-            ):  # the program with the most kernels: it is traced for some 0.5 s, and compiled for some 3 s
+            # the program with the most kernels: it is traced for some 0.5 s, and compiled for some 3 s
+            if b"preparing 3" in more:
                 time.sleep(1.5)
                 os.write(terminal, b"\x03")
             said += more

@@ -103,6 +103,8 @@ def test_pipes_and_devices_are_written_to(tmp_path: Path):
         (("--cluter=cpu4",), "did you mean --cluster?"),
         (("-lcalize",), "did you mean --localize?"),
         (("--qqqqqq",), "see rhino-opt --help"),
+        (("--recompute=0.5",), "give --remat=R, the share that is recomputed: 1 - K of --recompute=K"),
+        (("--whole=table",), "give --no-batch=N, which is its name now"),
         (("a.mlir", "b.mlir"), "'b.mlir' is one too many"),
         (("-o",), "expected one argument"),
         (("-O1", "--auto-shard"), "invalid choice: '1'"),
@@ -235,9 +237,8 @@ def test_interrupt_exits_130(monkeypatch: pytest.MonkeyPatch):
 
 def test_an_interrupt_is_heard_at_once_and_a_second_one_ends_the_command(tmp_path: Path):
     file = tmp_path / "stderr"
-    before = signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # what a shell has started in the background ignores it
+    # what a shell has started in the background ignores it
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def work() -> int:
         with heard_at_once("in a while", stderr):

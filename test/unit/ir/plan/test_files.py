@@ -480,7 +480,7 @@ def test_a_plan_where_nothing_can_be_written_is_refused(tmp_path: Path):
 def test_a_folder_with_a_file_of_that_name_that_is_no_plans_is_not_replaced(tmp_path: Path, name: str):
     (tmp_path / name).write_text('{"name": "a web application"}')
     (tmp_path / "index.html").write_text("mine")
-    with pytest.raises(RhinoError, match=r"RHI-PLAN-003.*it is there, and is no plan"):
+    with pytest.raises(RhinoError, match=r"RHI-PLAN-003.*it exists, and is not a plan"):
         save_plan(PLAN, tmp_path)
     assert (tmp_path / "index.html").read_text() == "mine"
 
@@ -489,7 +489,7 @@ def test_a_file_that_is_no_plan_is_not_written_over(tmp_path: Path):
     one = one_program()
     file = tmp_path / "step.mlir"
     file.write_text("module {}")
-    with pytest.raises(RhinoError, match=r"RHI-PLAN-003.*it is there, and is no plan"):
+    with pytest.raises(RhinoError, match=r"RHI-PLAN-003.*it exists, and is not a plan"):
         save_plan(one, file)
     assert file.read_text() == "module {}"
     save_plan(one, tmp_path / "plan.json")

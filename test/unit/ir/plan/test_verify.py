@@ -318,7 +318,7 @@ def test_memory():
         "error: [RHI-STEP-008] rank 1 has a predicted peak of 1.3 KiB on each device at instruction 6, "
         "backward of stage 1, micro-batch 0, "
         "program 1 (update): 1 B more than it has",
-        "  note: 3 arrays are held then",
+        "  note: 3 arrays are live at that time",
         "  note: slot 4, f32[16, 16]: 1 KiB, output 0 of update",
         "  note: slot 3, f32[8, 16] split [x, -]: 256 B, output 0 of make",
         "  note: slot 5, f32[]: 4 B, output 1 of update",

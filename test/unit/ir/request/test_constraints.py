@@ -187,12 +187,13 @@ def test_batch_dims_are_what_inputs_have_and_parameters_lack():
     graph = program_of(with_roles(STEP, {"x": "batch"}), (2, 2)).graph
     roles = Roles(graph)
     assert graph.roles == ("batch", "")
+    # x's last dim is w's, and the rows are x's
     assert [sorted(roles.batch_dims(value)) for value in range(4)] == [
         [],
         [],
         [0, 1],
         [0],
-    ]  # x's last dim is w's, and the rows are x's
+    ]
     by_name = {
         name: [sorted(roles.batch_dims(v)) for v in graph.results(op)]
         for op, name in enumerate(("rows", "h", "m", "y", "dv", "dw"))

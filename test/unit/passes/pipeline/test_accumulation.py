@@ -14,7 +14,7 @@ from planning import Planned, plan_step, reference
 from rhino.ir.graph.graph import WHILE
 from rhino.ir.graph.spec import partial_axes
 from rhino.runtime.executor.executable import compile_module
-from rhino.strategies.choice.plan import Transfer
+from rhino.strategies.choice.sharding_plan import Transfer
 
 BATCH, FEATURES, HIDDEN, MICRO_BATCHES = 8192, 64, 256, 4
 

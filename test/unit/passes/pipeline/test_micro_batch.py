@@ -137,7 +137,7 @@ def test_random_program_gives_the_same_answer_or_is_refused(steps, dim: str):
 def test_dim_carried_from_step_to_step_can_be_the_batch():
     data = text(MEMORY)
     original = reference(data, "memory", NUM_STEPS)
-    for options in ("", 'batch="batch.x;*1"', 'batch=x whole="*1"'):
+    for options in ("", 'batch="batch.x;*1"', 'batch=x no-batch="*1"'):
         module, _ = in_parts(data, 4, options)
         check_same(module, original)
 

@@ -1,4 +1,4 @@
-"""The search of whole plans: what it looks at, that it finds the best of what there is, and what it says.
+"""Autotuning: what it looks at, that it finds the best of what there is, and what it says.
 
 Steps are made-up ones and real ones.
 """
@@ -44,7 +44,7 @@ from rhino.strategies.autotune.base import (
     Space,
     bounds,
 )
-from rhino.strategies.autotune.rhino import PAYS
+from rhino.strategies.autotune.families import PAYS
 from rhino.strategies.pipeline.schedules import SCHEDULES, make_order
 from rhino.strategies.pipeline.schedules.base import Pipeline
 from rhino.strategies.pipeline.step_time import StageTimes, StageTransfer, step_seconds
@@ -56,21 +56,21 @@ MESHES = {1: ((2, 2), (4,)), 2: ((2,),), 4: ((1,),)}
 NUMBERS = (1, 2, 4, 8, 16, 32)
 
 
-def estimate(shape: PlanConfig, step_s: float, bound_s: float = 0.0, free_bound_s: float | None = None) -> Estimate:
+def estimate(config: PlanConfig, step_s: float, bound_s: float = 0.0, free_bound_s: float | None = None) -> Estimate:
     """An estimate with nothing but times that matter to the search."""
     free = bound_s if free_bound_s is None else free_bound_s
     return Estimate(
-        shape, "1f1b" if shape.stages > 1 else "", step_s, bound_s, free, step_s, 0.0, (1.0,) * shape.stages
+        config, "1f1b" if config.stages > 1 else "", step_s, bound_s, free, step_s, 0.0, (1.0,) * config.stages
     )
 
 
-def every_shape(space: Space) -> list[PlanConfig]:
-    """All shapes of a space that make sense: no pipeline of one micro-batch."""
+def every_config(space: Space) -> list[PlanConfig]:
+    """All configurations of a space that make sense: no pipeline of one micro-batch."""
     pairs = [(stages, mesh) for stages, meshes in space.meshes.items() for mesh in meshes]
-    shapes = [
-        PlanConfig(*pair, number, keep) for pair, number, keep in product(pairs, space.micro_batches, space.keeps)
+    configs = [
+        PlanConfig(*pair, number, remat) for pair, number, remat in product(pairs, space.micro_batches, space.remats)
     ]
-    return [one for one in shapes if one.stages == 1 or one.micro_batches > 1]
+    return [one for one in configs if one.stages == 1 or one.micro_batches > 1]
 
 
 class Model:
@@ -84,24 +84,24 @@ class Model:
         self.budget = budget
         self.asked: list[PlanConfig] = []
 
-    def step_s(self, shape: PlanConfig) -> float:
-        work = self.work * (1 + 0.3 * (1 - shape.keep)) * (1.1 if shape.mesh == (4,) else 1.0)
-        busy = work + self.per_part * shape.micro_batches * max(shape.mesh)
-        return busy * (1 + (shape.stages - 1) / shape.micro_batches)
+    def step_s(self, config: PlanConfig) -> float:
+        work = self.work * (1 + 0.3 * config.remat) * (1.1 if config.mesh == (4,) else 1.0)
+        busy = work + self.per_part * config.micro_batches * max(config.mesh)
+        return busy * (1 + (config.stages - 1) / config.micro_batches)
 
-    def outcome(self, shape: PlanConfig) -> Outcome:
-        self.asked.append(shape)
+    def outcome(self, config: PlanConfig) -> Outcome:
+        self.asked.append(config)
         bound_s = self.work
-        need = self.fixed + self.saved * (0.2 + shape.keep) / shape.micro_batches * min(
-            shape.stages, shape.micro_batches
+        need = self.fixed + self.saved * (1.2 - config.remat) / config.micro_batches * min(
+            config.stages, config.micro_batches
         )
         if need > self.budget:
-            return Refused(shape, "too large", by_memory=True, free_bound_s=bound_s)
-        return estimate(shape, self.step_s(shape), bound_s)
+            return Refused(config, "too large", by_memory=True, free_bound_s=bound_s)
+        return estimate(config, self.step_s(config), bound_s)
 
-    def evaluate(self, shapes: Sequence[PlanConfig], cutoff_s: float) -> list[Outcome]:
-        assert 0 < len(shapes) <= ROUND
-        return [cut_off(self.outcome(shape), cutoff_s, self.step_s(shape)) for shape in shapes]
+    def evaluate(self, configs: Sequence[PlanConfig], cutoff_s: float) -> list[Outcome]:
+        assert 0 < len(configs) <= ROUND
+        return [cut_off(self.outcome(config), cutoff_s, self.step_s(config)) for config in configs]
 
 
 @settings(max_examples=300, deadline=None)
@@ -109,8 +109,8 @@ class Model:
 def test_the_best_of_all_shapes_is_found(sizes: tuple[float, ...], budget: float):
     space, model = Space(MESHES, NUMBERS, 0.0), Model(sizes, budget)
     explored = explore(space, model.evaluate)
-    assert len(set(model.asked)) == len(model.asked), "no shape is asked for twice"
-    every = [one for shape in every_shape(space) if isinstance(one := Model(sizes, budget).outcome(shape), Estimate)]
+    assert len(set(model.asked)) == len(model.asked), "no configuration is asked for twice"
+    every = [one for config in every_config(space) if isinstance(one := Model(sizes, budget).outcome(config), Estimate)]
     if not every:
         assert not explored.ranked
         return
@@ -124,13 +124,14 @@ def test_the_best_of_all_shapes_is_found(sizes: tuple[float, ...], budget: float
 def test_a_family_that_cannot_be_best_is_passed_over():
     slow = (4,)
 
-    def evaluate(shapes: Sequence[PlanConfig], cutoff_s: float) -> list[Outcome]:
+    def evaluate(configs: Sequence[PlanConfig], cutoff_s: float) -> list[Outcome]:
         return [
-            estimate(shape, 3.0 if shape.mesh == slow else 1.0, 2.0 if shape.mesh == slow else 0.9) for shape in shapes
+            estimate(config, 3.0 if config.mesh == slow else 1.0, 2.0 if config.mesh == slow else 0.9)
+            for config in configs
         ]
 
     explored = explore(Space({1: ((2, 2), slow)}, (1, 2, 4), 0.5), evaluate)
-    assert [one.shape.mesh for one in explored.ranked] == [(2, 2), slow]
+    assert [one.config.mesh for one in explored.ranked] == [(2, 2), slow]
     assert explored.bound_s == 0.9
 
 
@@ -138,14 +139,16 @@ def test_the_devices_of_plans_near_the_best_are_looked_at_in_one_row_too():
     steps = {(2, 4): 1.02, (4, 2): 1.01, (8,): 0.98, (2, 2): 1.0, (4,): 0.99, (2, 3): 1.1}
     asked: list[PlanConfig] = []
 
-    def evaluate(shapes: Sequence[PlanConfig], cutoff_s: float) -> list[Outcome]:
-        asked.extend(shapes)
-        return [cut_off(estimate(shape, steps[shape.mesh], steps[shape.mesh] - 0.01), cutoff_s) for shape in shapes]
+    def evaluate(configs: Sequence[PlanConfig], cutoff_s: float) -> list[Outcome]:
+        asked.extend(configs)
+        return [
+            cut_off(estimate(config, steps[config.mesh], steps[config.mesh] - 0.01), cutoff_s) for config in configs
+        ]
 
     space = Space({1: ((2, 4),), 2: ((2, 2),), 4: ((2, 3),)}, (8,), 0.5)
-    assert [one.shape.mesh for one in explore(space, evaluate, strategy="best").ranked] == [(2, 2), (2, 4)]
+    assert [one.config.mesh for one in explore(space, evaluate, strategy="best").ranked] == [(2, 2), (2, 4)]
     kin = explore(replace(space, has_kin=True), evaluate, strategy="best")
-    assert kin.ranked[0].shape.mesh == (8,)
+    assert kin.ranked[0].config.mesh == (8,)
     assert {one.mesh for one in asked} == steps.keys(), "and not those of plans that are far behind"
 
 
@@ -153,76 +156,77 @@ def test_shapes_are_cut_off_at_the_best_known_when_their_round_begins():
     meshes = tuple((size,) for size in range(2, 2 + ROUND + 2))
     cutoffs: list[float] = []
 
-    def evaluate(shapes: Sequence[PlanConfig], cutoff_s: float) -> list[Outcome]:
+    def evaluate(configs: Sequence[PlanConfig], cutoff_s: float) -> list[Outcome]:
         cutoffs.append(cutoff_s)
-        return [cut_off(estimate(shape, shape.mesh[0], shape.mesh[0] - 0.5), cutoff_s) for shape in shapes]
+        return [cut_off(estimate(config, config.mesh[0], config.mesh[0] - 0.5), cutoff_s) for config in configs]
 
     explored = explore(Space({1: meshes}, (1,), 0.0), evaluate)
     assert cutoffs == [float("inf"), 2.0, 2.0]
-    assert [one.shape.mesh for one in explored.ranked] == list(meshes[:1])
-    assert [one.shape.mesh for one in explored.cut_off] == list(meshes[1:])
+    assert [one.config.mesh for one in explored.ranked] == list(meshes[:1])
+    assert [one.config.mesh for one in explored.cut_off] == list(meshes[1:])
 
 
 def test_what_the_bound_of_another_shape_cuts_off_is_not_planned():
     best, slow, asked = PlanConfig(1, (4,), 1), PlanConfig(1, (2, 2), 2), list[PlanConfig]()
 
-    def evaluate(shapes: Sequence[PlanConfig], cutoff_s: float) -> list[Outcome]:
-        asked.extend(shapes)
-        return [estimate(one, 1.0) if one == best else CutOff(one, 2.0, 1.5, by_memory=True) for one in shapes]
+    def evaluate(configs: Sequence[PlanConfig], cutoff_s: float) -> list[Outcome]:
+        asked.extend(configs)
+        return [estimate(one, 1.0) if one == best else CutOff(one, 2.0, 1.5, by_memory=True) for one in configs]
 
     trials = Evaluations(Space({1: ((2, 2), (4,))}, (1, 2, 4), 0.0), evaluate)
     trials.outcomes([best])
-    more, less = replace(slow, micro_batches=4), replace(slow, keep=0.5)
-    fewer = replace(slow, micro_batches=1, keep=0.5)
+    more, less = replace(slow, micro_batches=4), replace(slow, remat=0.5)
+    fewer = replace(slow, micro_batches=1, remat=0.5)
     found = trials.outcomes([more, less, slow, fewer])
     assert asked == [best, slow, fewer], "first what bounds others, then what nothing bounds"
-    assert [(one.shape, one.bound_s) for one in found if isinstance(one, CutOff)] == [
+    assert [(one.config, one.bound_s) for one in found if isinstance(one, CutOff)] == [
         (more, 1.5),
         (less, 1.5),
         (slow, 2.0),
         (fewer, 2.0),
     ]
-    assert {one.shape for one in trials.explored.cut_off} == {more, less, slow, fewer}
+    assert {one.config for one in trials.explored.cut_off} == {more, less, slow, fewer}
     assert len(trials.explored.outcomes) == 3
 
 
 def test_arithmetic_rules_out_all_that_keep_no_more():
     asked: list[PlanConfig] = []
 
-    def evaluate(shapes: Sequence[PlanConfig], cutoff_s: float) -> list[Outcome]:
-        asked.extend(shapes)
+    def evaluate(configs: Sequence[PlanConfig], cutoff_s: float) -> list[Outcome]:
+        asked.extend(configs)
         return [
             estimate(one, 1.0)
-            if one.keep == 1
-            else CutOff(one, 3.0, 0.5, by_memory=True, arithmetic_s=3.0 * (one.keep == 0.5))
-            for one in shapes
+            if one.remat == 0
+            else CutOff(one, 3.0, 0.5, by_memory=True, arithmetic_s=3.0 * (one.remat == 0.5))
+            for one in configs
         ]
 
     trials = Evaluations(Space({1: ((4,), (2, 2))}, (1, 2), 0.0), evaluate)
-    every = [[PlanConfig(1, mesh, 2, keep) for mesh in ((4,), (2, 2))] for keep in (1.0, 0.75, 0.5, 0.0)]
-    for shapes in every:
-        for shape in shapes:
-            trials.outcomes([shape])
+    every = [[PlanConfig(1, mesh, 2, remat) for mesh in ((4,), (2, 2))] for remat in (0.0, 0.25, 0.5, 1.0)]
+    for configs in every:
+        for config in configs:
+            trials.outcomes([config])
     assert asked == [*every[0], *every[1], every[2][0]]
 
 
 def test_a_walk_begins_where_memory_may_suffice():
     space = Space({1: ((4,),), 4: ((1,),)}, NUMBERS, 0.0, budget_bytes=10.0, resident_bytes=2.0, passing_bytes=16.0)
-    assert [NUMBERS[space.seed(1, keep)] for keep in (1.0, 0.5, 0.0)] == [
+    # twice what passes is 32, 16.5 and 1
+    assert [NUMBERS[space.seed(1, remat)] for remat in (0.0, 0.5, 1.0)] == [
         4,
         4,
         1,
-    ]  # twice what passes is 32, 16.5 and 1
-    assert [NUMBERS[space.seed(4, keep)] for keep in (1.0, 0.5, 0.0)] == [16, 16, 16]
+    ]
+    assert [NUMBERS[space.seed(4, remat)] for remat in (0.0, 0.5, 1.0)] == [16, 16, 16]
     assert NUMBERS[replace(space, passing_bytes=64.0).seed(4)] == NUMBERS[-1]
     asked: list[PlanConfig] = []
 
-    def evaluate(shapes: Sequence[PlanConfig], _: float) -> list[Outcome]:
-        asked.extend(shapes)
-        return [estimate(shape, 1.0 + shape.micro_batches / 100) for shape in shapes]
+    def evaluate(configs: Sequence[PlanConfig], _: float) -> list[Outcome]:
+        asked.extend(configs)
+        return [estimate(config, 1.0 + config.micro_batches / 100) for config in configs]
 
     explore(space, evaluate)
-    assert {shape.micro_batches for shape in asked if shape.stages == 1} == {2, 4}, (
+    assert {config.micro_batches for config in asked if config.stages == 1} == {2, 4}, (
         "where it does not fit at best, nothing is asked for"
     )
 
@@ -238,14 +242,14 @@ def test_no_more_shapes_than_allowed_are_planned():
 def test_one_part_is_looked_at_where_nothing_else_fits():
     """Sums over micro-batches may be what is too much."""
 
-    def evaluate(shapes: Sequence[PlanConfig], _: float) -> list[Outcome]:
+    def evaluate(configs: Sequence[PlanConfig], _: float) -> list[Outcome]:
         return [
             estimate(one, 2.0) if one.micro_batches == 1 else Refused(one, "too much", True, 1.0, 20.0)
-            for one in shapes
+            for one in configs
         ]
 
     space = Space({1: ((2, 2), (4,))}, NUMBERS, 0.0, resident_bytes=10.0, passing_bytes=100.0, budget_bytes=15.0)
-    assert [one.shape for one in whole.explore(space, evaluate).ranked] == [
+    assert [one.config for one in whole.explore(space, evaluate).ranked] == [
         PlanConfig(1, (2, 2), 1),
         PlanConfig(1, (4,), 1),
     ]
@@ -257,15 +261,15 @@ def test_one_part_is_looked_at_where_nothing_else_fits():
 def test_one_part_is_looked_at_in_one_row_too_and_before_all_that_may_be_planned_is():
     fits = PlanConfig(1, (4,), 1)
 
-    def evaluate(shapes: Sequence[PlanConfig], _: float) -> list[Outcome]:
-        return [estimate(one, 2.0) if one == fits else Refused(one, "too much", True, 1.0) for one in shapes]
+    def evaluate(configs: Sequence[PlanConfig], _: float) -> list[Outcome]:
+        return [estimate(one, 2.0) if one == fits else Refused(one, "too much", True, 1.0) for one in configs]
 
     numbers = tuple(2**number for number in range(16))
     space = Space(
         {1: ((2, 2),)}, numbers, 0.0, most=32, resident_bytes=10.0, passing_bytes=100.0, budget_bytes=15.0, has_kin=True
     )
     explored = whole.explore(space, evaluate)
-    assert [one.shape for one in explored.ranked] == [fits]
+    assert [one.config for one in explored.ranked] == [fits]
     assert max(explored.num_requested.values()) <= space.most <= len(explored.outcomes)
 
 
@@ -273,11 +277,11 @@ def test_an_interruption_leaves_the_best_so_far():
     model = Model((1.0, 0.001, 1.0, 0.1), 10.0)
     rounds: list[int] = []
 
-    def evaluate(shapes: Sequence[PlanConfig], cutoff_s: float) -> list[Outcome]:
+    def evaluate(configs: Sequence[PlanConfig], cutoff_s: float) -> list[Outcome]:
         if rounds:
             raise KeyboardInterrupt
-        rounds.append(len(shapes))
-        return model.evaluate(shapes, cutoff_s)
+        rounds.append(len(configs))
+        return model.evaluate(configs, cutoff_s)
 
     explored = explore(Space(MESHES, NUMBERS, 0.0), evaluate)
     assert explored.ranked
@@ -288,8 +292,8 @@ def test_less_is_kept_only_where_memory_binds():
     ample, tight = Model((1.0, 0.01, 1.0, 0.1), 100.0), Model((1.0, 0.01, 4.0, 0.1), 1.0)
     for model in (ample, tight):
         explore(Space({1: ((4,),)}, NUMBERS, 0.0), model.evaluate)
-    assert {shape.keep for shape in ample.asked} == {1.0}
-    assert min(shape.keep for shape in tight.asked) < 1.0
+    assert {config.remat for config in ample.asked} == {0.0}
+    assert max(config.remat for config in tight.asked) > 0.0
 
 
 # The time of a pipeline
@@ -364,8 +368,8 @@ def test_no_shape_of_a_real_step_is_better_than_the_one_found(step: Path):
     space = make_space(evaluator.setup)
     assert space.micro_batches == (1, 2, 4, 8)
     assert space.meshes == {1: ((2, 2),), 2: ((2,),), 4: ((1,),)}
-    every = [evaluator.outcome(shape) for shape in every_shape(space)]
-    explored = explore(space, lambda shapes, cutoff_s: [evaluator.outcome(shape, cutoff_s) for shape in shapes])
+    every = [evaluator.outcome(config) for config in every_config(space)]
+    explored = explore(space, lambda configs, cutoff_s: [evaluator.outcome(config, cutoff_s) for config in configs])
     best_s = min(one.step_s for one in every if isinstance(one, Estimate))
     assert explored.ranked[0].step_s <= best_s * (1 + PAYS)
     assert explored.bound_s <= best_s
@@ -374,13 +378,13 @@ def test_no_shape_of_a_real_step_is_better_than_the_one_found(step: Path):
         assert one.free_bound_s <= one.bound_s * (1 + 1e-9)
         assert one.compute_s + one.collectives_s <= one.step_s * (1 + 1e-9)
     for one in every:
-        if isinstance(one, Estimate) and isinstance(ended := evaluator.outcome(one.shape, best_s), CutOff):
+        if isinstance(one, Estimate) and isinstance(ended := evaluator.outcome(one.config, best_s), CutOff):
             assert best_s <= ended.step_s <= one.step_s * (1 + 1e-9)
             assert ended.free_bound_s <= ended.bound_s <= ended.step_s
-        for other in every:  # what the search takes for granted of shapes that it does not plan
-            if isinstance(other, Estimate) and bounds(one.shape, other.shape):
+        for other in every:  # what the search takes for granted of configurations that it does not plan
+            if isinstance(other, Estimate) and bounds(one.config, other.config):
                 assert one.free_bound_s <= (other.compute_s + other.collectives_s) * (1 + 1e-9)
-    assert Evaluator(evaluator.setup).outcome(every[-1].shape) == every[-1], (
+    assert Evaluator(evaluator.setup).outcome(every[-1].config) == every[-1], (
         "a step that is read for one mesh is that of all"
     )
 
@@ -431,13 +435,13 @@ def test_a_budget_that_nothing_fits(step: Path):
     code, out, err = optimize(step, "--budget=1KiB", "--jobs=1")
     assert (code, out) == (3, "")
     assert "RHI-SOLVE-001" in err
-    assert "per device; of what was looked at the least needs about" in err
+    assert "per device; the smallest plan that was found needs about" in err
 
 
 def test_a_budget_that_nothing_fits_under_what_is_said(step: Path):
     code, out, err = optimize(step, "--budget=1KiB", "--mesh=4", "--forbid=*=x", "--axis-role=x=batch", "--jobs=1")
     assert (code, out) == (3, "")
-    assert err.endswith("or take back --axis-role and --forbid\n")
+    assert err.endswith("or remove --axis-role and --forbid\n")
 
 
 def test_a_step_that_computes_nothing_is_one_program(tmp_path: Path):
@@ -454,15 +458,15 @@ def test_a_step_that_computes_nothing_is_one_program(tmp_path: Path):
 
 def test_one_stage_is_not_ruled_out_by_rows_that_its_program_is_below(tmp_path: Path):
     """Rows count before anything is chosen; a plan in one stage has its programs told."""
-    text, shape = export_step(mlp.model(MLP)), PlanConfig(1, (4,), 1)
+    text, config = export_step(mlp.model(MLP)), PlanConfig(1, (4,), 1)
     context = make_context()
     module = read_module(text.encode(), "mlp", context)
     with context, ir.Location.unknown():
         Normalize().run(module.operation, Remarks())
-    by_rows = Evaluator(Setup(bytecode(module), "mlp", "cpu4", 1.0, {})).outcome(shape)
+    by_rows = Evaluator(Setup(bytecode(module), "mlp", "cpu4", 1.0, {})).outcome(config)
     assert isinstance(by_rows, Refused)
     budget = int(0.96 * by_rows.needs_bytes)
-    found = Evaluator(Setup(bytecode(module), "mlp", "cpu4", budget, {})).outcome(shape)
+    found = Evaluator(Setup(bytecode(module), "mlp", "cpu4", budget, {})).outcome(config)
     assert isinstance(found, Estimate)
     assert found.peak_bytes[0] <= budget
     step = tmp_path / "mlp.mlir"
@@ -493,5 +497,5 @@ def test_a_refusal_names_what_needs_least_first():
         Setup(b"", "step.mlir", "cpu4", 100.0, {}), Explored(outcomes=list(refused)), lambda plan: Made(plan, 0.0, ())
     )
     error = end.none_fits()
-    assert error.what == "no plan is predicted to fit 100 B per device; of what was looked at the least needs 110 B"
+    assert error.what == "no plan is predicted to fit 100 B per device; the smallest plan that was found needs 110 B"
     assert [note.rpartition(" ")[2] for note in error.notes] == ["8", "2", "4", "1"]

@@ -191,7 +191,7 @@ def test_a_plan_runs_and_is_compared_and_traced(folder: Path):
         (("--micro-batches=3",), "RHI-BATCH-003", 1),
         (("--schedule=gpipe", "--chunks=2", "--plan=unused"), "RHI-SCHED-001", 2),
         (("--jobs=2",), "RHI-CLI-001", 2),
-        (("--mesh=auto", "--remat=0;0.5"), "RHI-RECOMPUTE-001", 2),
+        (("--mesh=auto", "--remat=0;0.5"), "RHI-REMAT-001", 2),
         (("--plan=",), "RHI-CLI-001", 2),
         (("--mesh=auto", "--plan-json=/no/such/folder/plan.json"), "there is no folder", 1),
         (("--mesh=auto", "--stages=0"), "RHI-STAGE-001", 1),
@@ -237,7 +237,7 @@ def test_a_trace_that_cannot_be_written_is_refused_first(folder: Path):
 def test_a_form_is_refused(folder: Path):
     code, _, err = launch(str(folder / "plan"), "--form=annotated")
     assert code == 2
-    assert "--form is for modules, and this is a whole plan" in err
+    assert "--form is for modules, and the input is a plan" in err
 
 
 def test_the_file_of_a_plan_is_none_of_a_module(folder: Path):

@@ -1,4 +1,4 @@
-"""Processes that evaluate shapes give what one gives, run nothing of their caller's, and none of them is left."""
+"""Processes that evaluate configurations give what one gives, run no code of their caller, and end."""
 
 import os
 import signal
@@ -40,7 +40,7 @@ from rhino.strategies.autotune.base import (
 from rhino.strategies.solver.answer import INTERRUPTED, Answer
 from rhino.strategies.solver.search import Search
 
-SHAPES = [PlanConfig(1, (2,), 1), PlanConfig(1, (2,), 2), PlanConfig(1, (2,), 4)]
+CONFIGS = [PlanConfig(1, (2,), 1), PlanConfig(1, (2,), 2), PlanConfig(1, (2,), 4)]
 
 SCRIPT = """
 import jax, jax.numpy as jnp, rhino
@@ -49,14 +49,14 @@ from rhino.passes.planner.workers import Workers
 print("the script runs")
 asked = []
 evaluate = Workers.evaluate
-Workers.evaluate = lambda self, *shapes: (evaluate(self, *shapes), asked.append((self.most, self.local)))[0]
+Workers.evaluate = lambda self, *configs: (evaluate(self, *configs), asked.append((self.most, self.local)))[0]
 
 def step(w, x):
     loss, grad = jax.value_and_grad(lambda w: (jnp.tanh(x @ w) ** 2).mean())(w)
     return w - 0.1 * grad, loss
 
 array = jax.ShapeDtypeStruct((8, 8), jnp.float32)
-rhino.parallelize(step, cluster="cpu2", stages=1, search="whole", jobs=2, donate_argnums=0).plan(array, array)
+rhino.parallelize(step, cluster="cpu2", stages=1, search="autotune", jobs=2, donate_argnums=0).plan(array, array)
 print(set(asked))
 """
 
@@ -87,12 +87,14 @@ def test_ctrl_c_is_for_the_one_that_asks_and_the_others_end_with_it(setup: Setup
 
     monkeypatch.setattr(whole_workers, "wait", interrupting)
     evaluator = Evaluator(setup)
-    workers.foresee(iter(SHAPES))
-    first = workers.evaluate(SHAPES[:1])
+    workers.foresee(iter(CONFIGS))
+    first = workers.evaluate(CONFIGS[:1])
     begun = [*workers.early, *(worker.request for worker in workers.workers)]
-    assert any((shape, 0.0) in begun for shape in SHAPES[1:]), "the other process reads the steps of what is foreseen"
-    assert [first, workers.evaluate(SHAPES)] == [
-        [evaluator.outcome(shape) for shape in SHAPES[:count]] for count in (1, 3)
+    assert any((config, 0.0) in begun for config in CONFIGS[1:]), (
+        "the other process reads the steps of what is foreseen"
+    )
+    assert [first, workers.evaluate(CONFIGS)] == [
+        [evaluator.outcome(config) for config in CONFIGS[:count]] for count in (1, 3)
     ]
     assert (len(ids), workers.local) == (2, None)
 
@@ -101,13 +103,13 @@ def test_ctrl_c_is_for_the_one_that_asks_and_the_others_end_with_it(setup: Setup
 
     monkeypatch.setattr(whole_workers, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        workers.evaluate(SHAPES)
+        workers.evaluate(CONFIGS)
     workers.close()
     assert not any(map(psutil.pid_exists, ids))
 
 
 def test_what_interrupts_the_choice_of_shardings_interrupts_the_search(setup: Setup, monkeypatch: pytest.MonkeyPatch):
-    """Which by itself would make do with what it has, and the next shape would be planned."""
+    """Which by itself would make do with what it has, and the next configuration would be planned."""
     free = Search.free
 
     def interrupted(search: Search, budget: float) -> Answer:
@@ -117,15 +119,15 @@ def test_what_interrupts_the_choice_of_shardings_interrupts_the_search(setup: Se
 
     monkeypatch.setattr(Search, "free", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        Evaluator(setup).outcome(SHAPES[0])
+        Evaluator(setup).outcome(CONFIGS[0])
 
 
 def test_interrupted_while_programs_are_made_the_best_that_was_made_is_left(
     setup: Setup, monkeypatch: pytest.MonkeyPatch
 ):
     made: list[Decided] = []
-    outcomes = [Estimate(shape, "", 1.0, 1.0, 1.0, 1.0, 0.0, (1.0,)) for shape in SHAPES]
-    explored = Explored(outcomes=list(outcomes), requested_by=dict.fromkeys(SHAPES, "aceso"))
+    outcomes = [Estimate(config, "", 1.0, 1.0, 1.0, 1.0, 0.0, (1.0,)) for config in CONFIGS]
+    explored = Explored(outcomes=list(outcomes), requested_by=dict.fromkeys(CONFIGS, "aceso"))
     monkeypatch.setattr(whole_choice, "explore", lambda *_, **__: explored)
 
     def make(plan: Decided) -> Made[Decided]:
@@ -142,7 +144,7 @@ def test_interrupted_while_programs_are_made_the_best_that_was_made_is_left(
 def test_other_schedules_and_what_nearly_fits_are_made_where_their_estimates_are_below_what_was_made(
     setup: Setup, monkeypatch: pytest.MonkeyPatch
 ):
-    """Of each shape the best schedule by its estimate is not always the best once its programs are made."""
+    """Of each configuration the best schedule by its estimate is not always the best once its programs are made."""
     pipeline, alone, nearly, slow = (
         PlanConfig(2, (1,), 4),
         PlanConfig(1, (2,), 4),
@@ -150,8 +152,8 @@ def test_other_schedules_and_what_nearly_fits_are_made_where_their_estimates_are
         PlanConfig(2, (1,), 8),
     )
 
-    def estimate(shape: PlanConfig, schedule: str, step_s: float, share: float = 0.5) -> Estimate:
-        return Estimate(shape, schedule, step_s, 1.0, 1.0, 1.0, 0.0, (share * setup.budget_bytes,))
+    def estimate(config: PlanConfig, schedule: str, step_s: float, share: float = 0.5) -> Estimate:
+        return Estimate(config, schedule, step_s, 1.0, 1.0, 1.0, 0.0, (share * setup.budget_bytes,))
 
     others = (
         estimate(pipeline, "interleaved", 2.1),
@@ -164,7 +166,7 @@ def test_other_schedules_and_what_nearly_fits_are_made_where_their_estimates_are
         Refused(nearly, "", True, nearly=(estimate(nearly, "1f1b", 1.0, 1.01),)),
         CutOff(slow, 1.0, 1.0, by_memory=False, estimated_s=2.0, plans=(estimate(slow, "zero-bubble", 2.0, 0.0),)),
     ]
-    explored = Explored(outcomes=list(outcomes), requested_by=dict.fromkeys([one.shape for one in outcomes], "rhino"))
+    explored = Explored(outcomes=list(outcomes), requested_by=dict.fromkeys([one.config for one in outcomes], "rhino"))
     monkeypatch.setattr(whole_choice, "explore", lambda *_, **__: explored)
     steps = {"1f1b": 3.0, "interleaved": 2.3, "gpipe": 2.4, "zero-bubble": 5.0}
     made: list[Decided] = []
@@ -184,8 +186,8 @@ def test_other_schedules_and_what_nearly_fits_are_made_where_their_estimates_are
         ("zero-bubble", 8),
     ]
     assert (plan.schedule, plan.chunks, report.chosen.step_s) == ("interleaved", 2, 2.3)
-    assert [one.shape for one in report.failed] == [nearly]
-    assert [(one.estimate.shape, one.step_s, one.why.partition(":")[0]) for one in report.lost()] == [
+    assert [one.config for one in report.failed] == [nearly]
+    assert [(one.estimate.config, one.step_s, one.why.partition(":")[0]) for one in report.lost()] == [
         (alone, 2.5, "by estimates 19.0% slower"),
         (slow, 5.0, "117.4% slower once its programs were made"),
     ]
@@ -202,10 +204,10 @@ def test_other_schedules_and_what_nearly_fits_are_made_where_their_estimates_are
 
 
 def test_what_runs_ahead_is_made_first_where_it_takes_less(setup: Setup, monkeypatch: pytest.MonkeyPatch):
-    shape = PlanConfig(2, (1,), 4)
-    plain = Estimate(shape, "1f1b", 2.0, 1.0, 1.0, 1.0, 0.0, (1.0,))
+    config = PlanConfig(2, (1,), 4)
+    plain = Estimate(config, "1f1b", 2.0, 1.0, 1.0, 1.0, 0.0, (1.0,))
     explored = Explored(outcomes=[replace(plain, ahead=replace(plain, schedule="eager-1f1b", step_s=1.9))])
-    explored.requested_by[shape] = "rhino"
+    explored.requested_by[config] = "rhino"
     monkeypatch.setattr(whole_choice, "explore", lambda *_, **__: explored)
     made: list[Decided] = []
 
@@ -242,22 +244,22 @@ def test_what_came_near_is_made_where_nothing_fits(setup: Setup, monkeypatch: py
 
 
 def test_a_process_begins_with_what_it_has_read_the_step_for_and_only_reads_for_what_may_be_in_vain(setup: Setup):
-    def shape(micro_batches: int) -> PlanConfig:
+    def config(micro_batches: int) -> PlanConfig:
         return PlanConfig(2, (2,), micro_batches)
 
     with closing(Workers(setup, 2)) as workers:
         free, other = workers.workers
-        free.has_read, other.has_read = {(4, 1.0)}, {(2, 1.0)}
-        asked = [(shape(number), 1.0) for number in (2, 8, 4)]
+        free.has_read, other.has_read = {(4, 0.0)}, {(2, 0.0)}
+        asked = [(config(number), 1.0) for number in (2, 8, 4)]
         for left in (asked[2], asked[1], asked[0]):
             assert workers._next(free, asked, 1.0) == left
             asked.remove(left)
-        workers.foresee(iter([shape(2), shape(8), shape(4)]))
-        assert workers._next(free, [], 1.0) == (shape(4), 1.0)
-        assert workers._next(free, [], inf) == (shape(8), 0.0), "while nothing cuts off, only to read is of use"
-        workers.early[shape(4), 1.0] = Refused(shape(4), "", by_memory=True)
-        assert workers._next(free, [], 1.0) == (shape(8), 0.0)
-        free.has_read = {(number, 1.0) for number in (2, 4, 8)}
+        workers.foresee(iter([config(2), config(8), config(4)]))
+        assert workers._next(free, [], 1.0) == (config(4), 1.0)
+        assert workers._next(free, [], inf) == (config(8), 0.0), "while nothing cuts off, only to read is of use"
+        workers.early[config(4), 1.0] = Refused(config(4), "", by_memory=True)
+        assert workers._next(free, [], 1.0) == (config(8), 0.0)
+        free.has_read = {(number, 0.0) for number in (2, 4, 8)}
         assert workers._next(free, [], inf) is None
 
 
@@ -265,7 +267,7 @@ def test_where_a_process_is_gone_the_one_that_asks_goes_on_alone(setup: Setup, m
     monkeypatch.setattr(whole_workers, "_SERVE", "")
     workers = Workers(setup, 2)
     try:
-        assert [one.shape for one in workers.evaluate(SHAPES)] == SHAPES
+        assert [one.config for one in workers.evaluate(CONFIGS)] == CONFIGS
         assert workers.local is not None
     finally:
         workers.close()
@@ -296,19 +298,21 @@ def test_what_was_cut_off_at_less_than_the_programs_of_the_best_take_is_looked_a
     )
     steps, estimates, asked = {first: 3.0, better: 2.4, slower: 2.9}, {first: 2.0, better: 2.5, slower: 2.9}, []
 
-    def outcome(shape: PlanConfig, cutoff_s: float) -> Outcome:
-        asked.append((shape, cutoff_s))
-        step_s = estimates.get(shape, 3.5)
+    def outcome(config: PlanConfig, cutoff_s: float) -> Outcome:
+        asked.append((config, cutoff_s))
+        step_s = estimates.get(config, 3.5)
         if step_s >= cutoff_s:
-            return CutOff(shape, step_s, step_s, by_memory=False)
-        return Estimate(shape, "1f1b" if shape.stages > 1 else "", step_s, 1.0, 1.0, 1.0, 0.0, (0.0,))
+            return CutOff(config, step_s, step_s, by_memory=False)
+        return Estimate(config, "1f1b" if config.stages > 1 else "", step_s, 1.0, 1.0, 1.0, 0.0, (0.0,))
 
     def search(trials: Evaluations) -> None:
         trials.outcomes([first])
         trials.outcomes([never, slower, better])
 
     monkeypatch.setitem(STRATEGIES, "two rounds", Strategy("two rounds", "", search))
-    monkeypatch.setattr(Workers, "evaluate", lambda _, shapes, cutoff_s: [outcome(shape, cutoff_s) for shape in shapes])
+    monkeypatch.setattr(
+        Workers, "evaluate", lambda _, configs, cutoff_s: [outcome(config, cutoff_s) for config in configs]
+    )
     made: list[PlanConfig] = []
 
     def make(plan: Decided) -> Made[Decided]:
@@ -318,7 +322,7 @@ def test_what_was_cut_off_at_less_than_the_programs_of_the_best_take_is_looked_a
     plan, report = choose_plan(setup, PlanRequest("v100x8", 0, jobs=1, strategy="two rounds"), make)
     assert (plan.mesh, report.chosen.step_s) == ((2,), 2.4)
     assert made == [first, better]
-    again = [(shape, cutoff_s) for shape, cutoff_s in asked if cutoff_s == 3.0]
+    again = [(config, cutoff_s) for config, cutoff_s in asked if cutoff_s == 3.0]
     assert sorted(again) == [(better, 3.0), (slower, 3.0)], "not what was made, and what is proven to take no less"
-    assert [(one.estimate.shape, one.step_s) for one in report.lost()] == [(slower, 2.9), (first, 3.0)]
-    assert [one.shape for one, _ in report.cut_off()] == [never]
+    assert [(one.estimate.config, one.step_s) for one in report.lost()] == [(slower, 2.9), (first, 3.0)]
+    assert [one.config for one, _ in report.cut_off()] == [never]

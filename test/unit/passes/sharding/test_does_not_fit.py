@@ -7,7 +7,7 @@ from rhino.ir.diagnostics import ExitCode
 from rhino.ir.mlir.bindings import ir
 from rhino.passes.base import Remarks
 from rhino.passes.sharding.choose_shardings import ChooseShardings, does_not_fit
-from rhino.passes.sharding.problem import build_choice
+from rhino.passes.sharding.planning_pass import build_choice
 from rhino.strategies.solver.answer import Infeasible, Unsolved
 
 SQUARE = """
@@ -24,15 +24,16 @@ func.func @main(%x: tensor<64x64xf32>) -> tensor<64x64xf32> {
     [
         (Infeasible(6144.0), "RHI-SOLVE-001", "at least 6 KiB are needed"),  # of the budget: rows may need more than it
         (Infeasible(None), "RHI-SOLVE-001", "at least 8.25 KiB are needed"),
+        # rows are no proof
         (
             Infeasible(6144.0, 7168.0),
             "RHI-SOLVE-001",
-            "about 6 KiB are needed, the least that was found needs 7 KiB",
-        ),  # rows are no proof
+            "about 6 KiB are needed, the smallest plan that was found needs 7 KiB",
+        ),
         (
             Infeasible(4000.0, 7168.0),
             "RHI-SOLVE-001",
-            "no choice of shardings is predicted to fit 4 KiB per device; the least that was found needs 7 KiB",
+            "no choice of shardings is predicted to fit 4 KiB per device; the smallest plan that was found needs 7 KiB",
         ),
         (
             Unsolved(0.0, 9216.0),

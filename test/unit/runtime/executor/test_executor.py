@@ -280,10 +280,11 @@ class TestPrograms:
     def test_equal_programs_compile_once(self):
         one, cache = mlp(4), CompileCache()
         with Executor(one.step, one.modules, devices_of_ranks(one.step, jax.devices()), cache=cache):
+            # again: starts, forwards, backwards, applies
             assert (cache.num_compiled, cache.num_loaded) == (
                 8,
                 2 + 1 + 1 + 3,
-            )  # again: starts, forwards, backwards, applies
+            )
         with Executor(one.step, one.modules, devices_of_ranks(one.step, jax.devices()), cache=cache):
             assert cache.num_compiled == 8
 

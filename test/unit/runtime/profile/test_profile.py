@@ -169,10 +169,11 @@ ENTRY %main (a: f32[8]) -> (f32[8], f32[8]) {
   ROOT %r = (f32[8]{0}, f32[8]{0}) tuple(%f, %a)
 }
 """
+    # a result and what it is made of, each once: 8 elements of 4 bytes
     assert kernels(hlo) == (
         2,
         32 + 32 + 32 + 32 + 32,
-    )  # a result and what it is made of, each once: 8 elements of 4 bytes
+    )
 
 
 # Tables from elsewhere
@@ -272,8 +273,8 @@ def test_command_lines_that_are_refused(argv, says):
     [
         ("2026-11-22", "0.10.2", "a machine, 2 cores", ()),
         ("2027-11-22", "0.10.2", "a machine, 2 cores", ("365 days old",)),
-        ("2026-11-22", "0.11.0", "a machine, 2 cores", ("of jaxlib 0.10.2, and this is 0.11.0",)),
-        ("2026-11-22", "0.10.2", "a machine, 4 cores", ("of a machine, 2 cores, and this is a machine, 4 cores",)),
+        ("2026-11-22", "0.11.0", "a machine, 2 cores", ("with jaxlib 0.10.2, and this is 0.11.0",)),
+        ("2026-11-22", "0.10.2", "a machine, 4 cores", ("on a machine, 2 cores, and this is a machine, 4 cores",)),
     ],
 )
 def test_why_a_profile_may_not_hold(measured, today, jaxlib, machine, says):

@@ -1,4 +1,4 @@
-"""Strategies for whole plans, side by side: on made-up models against every shape there is, and on a real step."""
+"""Autotuning strategies, side by side: on made-up models against every configuration, and on a real step."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from rhino.strategies.autotune.base import (
 from rhino.strategies.autotune.moves import PRIMITIVES, balanced, moves
 from rhino.tools import opt
 
-SHAPE = PlanConfig(1, (1,), 1)
+CONFIG = PlanConfig(1, (1,), 1)
 
 AMPLE = 1000
-"""More shapes than any space here has."""
+"""More configurations than any space here has."""
 
 MODEL = MadeUp(work_s=1.0, part_s=0.001, outer_s=0.2, inner_s=0.3, state=1.5, saved=2.0, again=0.3)
 
@@ -53,7 +53,7 @@ def step_s(explored: Explored) -> float | None:
     return explored.ranked[0].step_s if explored.ranked else None
 
 
-# Against every shape
+# Against every configuration
 
 
 @pytest.mark.parametrize("devices", [4, 8])
@@ -136,27 +136,27 @@ def test_what_is_not_below_a_step_from_elsewhere_is_of_no_use(strategy: str):
     assert len(bound.outcomes) < len(below.outcomes)
 
 
-@pytest.mark.parametrize("guess", [CutOff(SHAPE, 0.0, 0.0, by_memory=False), Refused(SHAPE, "", by_memory=True)])
+@pytest.mark.parametrize("guess", [CutOff(CONFIG, 0.0, 0.0, by_memory=False), Refused(CONFIG, "", by_memory=True)])
 @pytest.mark.parametrize("strategy", ["aceso", "best", "rhino"])
 def test_what_is_asked_next_is_foreseen_where_nothing_better_turns_up(strategy: str, guess: CutOff | Refused):
     foreseen: list[list[PlanConfig]] = []
     asked: list[list[PlanConfig]] = []
     cutoffs: list[float] = []
 
-    def foresee(shapes: Iterator[PlanConfig]) -> None:
-        foreseen.append(list(shapes))
+    def foresee(configs: Iterator[PlanConfig]) -> None:
+        foreseen.append(list(configs))
 
-    def evaluate(shapes: Sequence[PlanConfig], cutoff_s: float) -> list[Outcome]:
-        asked.append(list(shapes))
+    def evaluate(configs: Sequence[PlanConfig], cutoff_s: float) -> list[Outcome]:
+        asked.append(list(configs))
         cutoffs.append(cutoff_s)
         if cutoff_s == inf:
-            return MODEL.evaluate(shapes, cutoff_s)
+            return MODEL.evaluate(configs, cutoff_s)
         known = {"bound_s": cutoff_s, "free_bound_s": cutoff_s} if isinstance(guess, CutOff) else {}
-        return [replace(guess, shape=shape, **known) for shape in shapes]
+        return [replace(guess, config=config, **known) for config in configs]
 
     explore(space_of(8), evaluate, strategy=strategy, foresee=foresee)
     assert {*foreseen[0]} > {*asked[1]}, (
-        "while the first shape is planned, the steps of others may be read, beyond the next round's"
+        "while the first configuration is planned, the steps of others may be read, beyond the next round's"
     )
     first = next(number for number, cutoff_s in enumerate(cutoffs) if cutoff_s < inf)
     assert all(set(later) <= {*before} for before, later in zip(foreseen[first:], asked[first + 1 :], strict=False))
@@ -166,11 +166,11 @@ def test_what_is_asked_next_is_foreseen_where_nothing_better_turns_up(strategy: 
 def test_an_interruption_leaves_the_best_so_far(strategy: str):
     rounds: list[int] = []
 
-    def evaluate(shapes: Sequence[PlanConfig], _: float) -> list[Outcome]:
+    def evaluate(configs: Sequence[PlanConfig], _: float) -> list[Outcome]:
         if rounds:
             raise KeyboardInterrupt
-        rounds.append(len(shapes))
-        return [replace(ample, shape=shape) for shape in shapes]
+        rounds.append(len(configs))
+        return [replace(ample, config=config) for config in configs]
 
     ample = MODEL.outcome(PlanConfig(8, (1,), 32))
     explored = explore(Space({1: ((2, 4),), 8: ((1,),)}, NUMBERS, 0.0), evaluate, strategy=strategy)
@@ -183,12 +183,12 @@ def test_an_interruption_leaves_the_best_so_far(strategy: str):
 
 def test_tensor_parallelism_takes_micro_batches_for_memory_alone():
     explored = explore(space_of(16), replace(MODEL, state=0.5, saved=1.5).evaluate, strategy="tap")
-    assert {one.shape.stages for one in explored.ranked} == {1}
-    assert {one.shape.keep for one in explored.ranked} == {1.0}
+    assert {one.config.stages for one in explored.ranked} == {1}
+    assert {one.config.remat for one in explored.ranked} == {0.0}
     for one in explored.ranked:
-        fewer = [other for other in explored.refused if other.shape.mesh == one.shape.mesh]
-        assert all(other.by_memory and other.shape.micro_batches < one.shape.micro_batches for other in fewer)
-    assert len({one.shape.mesh for one in explored.ranked}) == 3
+        fewer = [other for other in explored.refused if other.config.mesh == one.config.mesh]
+        assert all(other.by_memory and other.config.micro_batches < one.config.micro_batches for other in fewer)
+    assert len({one.config.mesh for one in explored.ranked}) == 3
 
 
 def test_tensor_parallelism_has_nothing_to_say_of_stages():
@@ -199,8 +199,8 @@ def test_tensor_parallelism_has_nothing_to_say_of_stages():
 
 
 def test_primitives_lead_where_their_names_say():
-    space, shape = space_of(24), PlanConfig(4, (2, 3), 16, 0.5)
-    found = {one.name: list(one.apply(space, shape)) for one in PRIMITIVES}
+    space, config = space_of(24), PlanConfig(4, (2, 3), 16, 0.5)
+    found = {one.name: list(one.apply(space, config)) for one in PRIMITIVES}
     assert found == {
         "dec-op#, dec-dp/tp": [
             PlanConfig(8, (3,), 16, 0.5),
@@ -217,13 +217,13 @@ def test_primitives_lead_where_their_names_say():
         "inc-dp, dec-tp and back": [PlanConfig(4, (3, 2), 16, 0.5)],
         "inc-mbs": [PlanConfig(4, (2, 3), 8, 0.5)],
         "dec-mbs": [PlanConfig(4, (2, 3), 32, 0.5)],
-        "inc-rc": [PlanConfig(4, (2, 3), 16, 0.0)],
-        "dec-rc": [PlanConfig(4, (2, 3), 16, 1.0)],
+        "inc-rc": [PlanConfig(4, (2, 3), 16, 1.0)],
+        "dec-rc": [PlanConfig(4, (2, 3), 16, 0.0)],
     }
 
 
 def test_meshes_that_mean_the_same_are_one():
-    space = Space({1: ((2, 8), (4, 4)), 2: ((2, 4),)}, (1, 8), 0.0, keeps=(1.0,))
+    space = Space({1: ((2, 8), (4, 4)), 2: ((2, 4),)}, (1, 8), 0.0, remats=(0.0,))
     assert {one.mesh for one in moves(space, PlanConfig(2, (2, 4), 8)) if one.stages == 1} == {(4, 4), (2, 8)}
     assert {one.mesh for one in moves(space, PlanConfig(1, (2, 8), 8)) if one.stages == 1} == {(2, 8), (4, 4)}
 
@@ -236,7 +236,7 @@ def test_primitives_lead_to_every_shape(devices: int):
         new = [one for one in moves(space, waiting.pop()) if one not in reached]
         reached.update(new)
         waiting += new
-    assert reached == set(made_up_plans.every_shape(space))
+    assert reached == set(made_up_plans.every_config(space))
 
 
 # Alleviation
@@ -246,7 +246,7 @@ def test_alleviation_starts_from_any_plan():
     model = replace(MODEL, part_s=0.01)
     best_s = model.best_s(space_of(8))
     assert best_s is not None
-    for start in made_up_plans.every_shape(space_of(8)):
+    for start in made_up_plans.every_config(space_of(8)):
         trials = Evaluations(space_of(8), model.evaluate)
         alleviate(trials, [start])
         assert trials.explored.ranked[0].step_s <= 1.02 * best_s
@@ -259,36 +259,36 @@ def test_what_needs_less_ranks_before_what_needs_more_whoever_says_so():
 
 
 def test_memory_that_does_not_suffice_is_relieved_first():
-    space, shape = space_of(8), PlanConfig(1, (2, 4), 2)
+    space, config = space_of(8), PlanConfig(1, (2, 4), 2)
     model = replace(MODEL, state=1.2, saved=3.0)
-    assert isinstance(model.outcome(shape), Refused)
+    assert isinstance(model.outcome(config), Refused)
     trials = Evaluations(space, model.evaluate)
-    alleviate(trials, [shape])
-    assert {one.family for one in model.asked[1:4]} <= {one.family for one in moves(space, shape, "memory")}
+    alleviate(trials, [config])
+    assert {one.family for one in model.asked[1:4]} <= {one.family for one in moves(space, config, "memory")}
 
 
 def test_meshes_in_one_row_and_numbers_in_between_are_tuned_at_the_end():
-    def evaluate(shapes: Sequence[PlanConfig], _: float) -> list[Outcome]:
-        steps = [(one, 1 + abs(one.micro_batches - 6) + (len(one.mesh) > 1)) for one in shapes]
+    def evaluate(configs: Sequence[PlanConfig], _: float) -> list[Outcome]:
+        steps = [(one, 1 + abs(one.micro_batches - 6) + (len(one.mesh) > 1)) for one in configs]
         return [Estimate(one, "", s, s, 0.5, s, 0.0, (1.0,)) for one, s in steps]
 
-    space = Space({1: ((2, 2),)}, (1, 2, 4, 8, 24), 0.0, keeps=(1.0,), finer=(1, 2, 3, 4, 6, 8, 12, 24), has_kin=True)
-    best = explore(space, evaluate, strategy="aceso").ranked[0].shape
+    space = Space({1: ((2, 2),)}, (1, 2, 4, 8, 24), 0.0, remats=(0.0,), finer=(1, 2, 3, 4, 6, 8, 12, 24), has_kin=True)
+    best = explore(space, evaluate, strategy="aceso").ranked[0].config
     assert (best.mesh, best.micro_batches) == ((4,), 6)
 
 
 def test_shares_in_between_are_tuned_at_the_end():
-    def evaluate(shapes: Sequence[PlanConfig], _: float) -> list[Outcome]:
+    def evaluate(configs: Sequence[PlanConfig], _: float) -> list[Outcome]:
         return [
-            Refused(one, "too large", True, 1.0, 2 * one.keep)
-            if one.keep > 0.7
+            Refused(one, "too large", True, 1.0, 2 * (1 - one.remat))
+            if one.remat < 0.3
             else Estimate(one, "", s, s, 1.0, s, 0.0, (1.0,))
-            for one in shapes
-            for s in [2 - one.keep]
+            for one in configs
+            for s in [1 + one.remat]
         ]
 
     space = Space({1: ((4,),)}, (1,), 0.0, budget_bytes=1.4)
-    assert explore(space, evaluate, strategy="aceso").ranked[0].shape.keep == 0.625
+    assert explore(space, evaluate, strategy="aceso").ranked[0].config.remat == 0.375
 
 
 def test_what_may_be_evaluated_is_a_limit_for_all():

@@ -169,11 +169,12 @@ def test_a_sum_over_several_axes_is_taken_within_nodes_first():
     [
         ((1,), ((), ()), 1e-6 + 300e-9),
         ((0, 1), ((), ()), 1e-5 + 300e-8),  # at the pace of what lies between nodes
+        # what starts last, and what carries least
         (
             (0, 1),
             ((), (("collective_permute", Line(5e-5, 2e9)),)),
             5e-5 + 300e-8,
-        ),  # what starts last, and what carries least
+        ),
         ((0, 1), ((), (("collective_permute", Line(1e-6, 1e7)),)), 1e-5 + 300e-7),
     ],
 )

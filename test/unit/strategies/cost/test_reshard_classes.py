@@ -45,9 +45,8 @@ def test_pairs_are_alike_if_and_only_if_their_dims_may_be_renumbered():
 def test_more_axes_than_a_number_of_64_bits_holds_are_told_apart():
     specs = [pack([split(dim % 7) for dim in range(first, first + 12)]) for first in range(3)] + [pack([0] * 12)]
     pairs, which = pair_classes(specs, specs, 12)
-    assert (
-        len(pairs) == 8
-    )  # of the dims one or two on, one or two back, or the same; from none, to none, and none at all
+    # of the dims one or two on, one or two back, or the same; from none, to none, and none at all
+    assert len(pairs) == 8
     assert which[0, 1] == which[1, 2] != which[1, 0]
 
 

@@ -10,7 +10,7 @@ from snippets import function, program_of, tensor
 
 from rhino.ir.cluster.cluster import load_cluster, mesh_axes
 from rhino.ir.graph.graph import Graph
-from rhino.strategies.choice.plan import make_plan
+from rhino.strategies.choice.sharding_plan import make_plan
 from rhino.strategies.cost.cost_model import CostModel
 from rhino.strategies.memory.carried import carried_on
 from rhino.strategies.memory.fusion import fuse

@@ -7,7 +7,7 @@ from snippets import class_of, function, program_of, tensor
 
 from rhino.ir.graph.graph import COPIED_UPDATE
 from rhino.ir.graph.spec import split
-from rhino.strategies.choice.plan import ShardingPlan
+from rhino.strategies.choice.sharding_plan import ShardingPlan
 from rhino.strategies.cost.candidates import State
 from rhino.strategies.memory.buffer_assignment import Buffer, packed
 from rhino.strategies.memory.buffers import arranged

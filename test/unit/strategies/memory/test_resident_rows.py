@@ -370,10 +370,11 @@ SUMMED = f"""func.func @main(%x: {E}) -> ({E}, tensor<8xf32>) {{
 
 @pytest.mark.parametrize(
     ("reads", "again"),
+    # both of y and z until the product has read v at 10, then one of them; and the half that is cut out
     [
         (R, (0, 0, 0)),
         (S0, (4, 2, 1)),
-    ],  # both of y and z until the product has read v at 10, then one of them; and the half that is cut out
+    ],
 )
 def test_a_reduction_that_is_sent_what_it_reads_keeps_what_that_is_computed_from(reads, again):
     """y is there from 1 to 6, as v is written over it, z from 4 to 7, v from 7 to 13.

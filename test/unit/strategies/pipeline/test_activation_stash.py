@@ -26,8 +26,8 @@ from rhino.passes.pipeline.split_stages import SplitStages
 from rhino.passes.registry import PARALLEL, build_named
 from rhino.passes.textual_pipelines import build_pass_manager
 from rhino.passes.unsharded import whole_program
-from rhino.strategies.choice import plan_costs as sharded
-from rhino.strategies.choice.plan import ShardingPlan
+from rhino.strategies.choice import sharding_plan_costs as sharded
+from rhino.strategies.choice.sharding_plan import ShardingPlan
 from rhino.strategies.pipeline.activation_stash import Handing
 from rhino.strategies.pipeline.plan_part import PlanPart, plan_of
 from rhino.strategies.structure.training_phases import parts_of

@@ -10,7 +10,7 @@ import pytest
 from rhino.strategies.pipeline.stages.cut import StageAnswer, solve_stages
 from rhino.strategies.pipeline.stages.line import cut, lines_of, stretches
 from rhino.strategies.pipeline.stages.merge import merge
-from rhino.strategies.pipeline.stages.problem import OPEN, StageProblem, make_nets
+from rhino.strategies.pipeline.stages.stage_problem import OPEN, StageProblem, make_nets
 from rhino.strategies.solver.answer import Infeasible
 from rhino.strategies.solver.lp.linear_programs import silent_stdout
 
@@ -171,11 +171,12 @@ def uneven(crossing, other, in_seconds=True):
 @pytest.mark.parametrize(
     ("problem", "tolerance", "first"),
     [
+        # 9 times 50, and an eighth of the crossing to begin with; else 8 times 51, and 49
         (
             uneven(1.0, 0.5),
             0.005,
             1,
-        ),  # 9 times 50, and an eighth of the crossing to begin with; else 8 times 51, and 49
+        ),
         (uneven(80.0, 0.5), 0.02, 2),
         (uneven(80.0, 79.0), 0.005, 1),
         (uneven(1.0, 0.5, in_seconds=False), 0.05, 2),

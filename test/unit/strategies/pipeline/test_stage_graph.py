@@ -19,10 +19,10 @@ from rhino.passes.pipeline.sharded_step import sharded_figures
 from rhino.passes.sharding.choose_shardings import ChooseShardings, ShardingChoice
 from rhino.passes.textual_pipelines import build_pass_manager
 from rhino.passes.unsharded import whole_program
-from rhino.strategies.choice.plan_costs import local_bytes
+from rhino.strategies.choice.sharding_plan_costs import local_bytes
 from rhino.strategies.pipeline.stages.cut import solve_stages
-from rhino.strategies.pipeline.stages.graph import NO_NODE, make_staging
-from rhino.strategies.pipeline.stages.problem import OPEN, StageProblem, make_nets
+from rhino.strategies.pipeline.stages.stage_graph import NO_NODE, make_staging
+from rhino.strategies.pipeline.stages.stage_problem import OPEN, StageProblem, make_nets
 from rhino.strategies.structure.training_phases import parts_of
 
 MICRO_BATCHES, BATCH, WIDTH = 4, 64, 32
@@ -199,9 +199,8 @@ def test_work_and_memory_are_those_of_the_program():
     batch = MICRO_BATCHES * BATCH * WIDTH * 4
     sums, parameters = 2 * weight, 2 * weight
     saved = together[0] - 2 * batch - sums - parameters
-    assert (
-        saved / min(MICRO_BATCHES, 2) >= 2 * BATCH * WIDTH * 4
-    )  # both layers' results at least, for two micro-batches in flight
+    # both layers' results at least, for two micro-batches in flight
+    assert saved / min(MICRO_BATCHES, 2) >= 2 * BATCH * WIDTH * 4
 
 
 def test_a_running_sum_is_of_the_node_that_makes_what_is_added():

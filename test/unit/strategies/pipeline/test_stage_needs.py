@@ -49,20 +49,22 @@ def needs(name, stages, micro_batches, chunks=1):
 
 
 def test_what_is_held_of_each_micro_batch_and_the_most_that_a_program_needs_then():
+    # the last two hold most when they apply the gradients
     assert needs("1f1b", 4, 8) == (
         1431.0,
         1331.0,
         1251.0,
         1251.0,
-    )  # the last two hold most when they apply the gradients
+    )
     assert needs("1f1b", 4, 2) == (1251.0, 1251.0, 1251.0, 1251.0)
     assert needs("gpipe", 3, 8) == (1831.0,) * 3
+    # the last has one micro-batch, and three that wait
     assert needs("zero-bubble", 4, 8) == (
         1421.0,
         1381.0,
         1341.0,
         1301.0,
-    )  # the last has one micro-batch, and three that wait
+    )
 
 
 def gpt_step(**changed):
@@ -109,29 +111,29 @@ def test_a_stage_takes_what_its_programs_do(monkeypatch, dropout):
 
 def test_running_ahead_is_looked_at_where_it_fits():
     text = gpt_step(layers=4)
-    shape = PlanConfig(4, (2,), 8)
-    found = Evaluator(setup_of(text, "1f1b", "eager-1f1b")).outcome(shape)
+    config = PlanConfig(4, (2,), 8)
+    found = Evaluator(setup_of(text, "1f1b", "eager-1f1b")).outcome(config)
     assert found.schedule == "1f1b"
     assert (found.quickest, found.ahead.schedule) == (found.ahead, "eager-1f1b")
     assert found.ahead.step_s < found.step_s
     assert max(found.ahead.peak_bytes) > max(found.peak_bytes)
     budget = max(*found.peak_bytes, max(found.ahead.peak_bytes) / 1.2)
-    small = Evaluator(replace(setup_of(text, "1f1b", "eager-1f1b"), budget_bytes=budget)).outcome(shape)
+    small = Evaluator(replace(setup_of(text, "1f1b", "eager-1f1b"), budget_bytes=budget)).outcome(config)
     assert (small.schedule, small.ahead, small.quickest) == ("1f1b", None, small)
     (nearly,) = small.others
     assert (nearly.schedule, nearly.peak_bytes) == ("eager-1f1b", found.ahead.peak_bytes)
-    alone = Evaluator(setup_of(text, "eager-1f1b")).outcome(shape)
+    alone = Evaluator(setup_of(text, "eager-1f1b")).outcome(config)
     assert (alone.schedule, alone.step_s) == ("eager-1f1b", found.ahead.step_s)
 
 
 def test_what_is_quick_enough_by_running_ahead_is_not_cut_off_where_that_fits():
-    shape, setup = PlanConfig(4, (2,), 8), setup_of(gpt_step(layers=4), "1f1b", "eager-1f1b")
-    whole = Evaluator(setup).outcome(shape)
+    config, setup = PlanConfig(4, (2,), 8), setup_of(gpt_step(layers=4), "1f1b", "eager-1f1b")
+    whole = Evaluator(setup).outcome(config)
     between_s = (whole.ahead.step_s + whole.step_s) / 2
-    assert Evaluator(setup).outcome(shape, between_s) == whole
-    assert isinstance(Evaluator(setup).outcome(shape, whole.ahead.step_s), CutOff)
+    assert Evaluator(setup).outcome(config, between_s) == whole
+    assert isinstance(Evaluator(setup).outcome(config, whole.ahead.step_s), CutOff)
     small = replace(setup, budget_bytes=max(*whole.peak_bytes, max(whole.ahead.peak_bytes) / 1.2))
-    assert isinstance(Evaluator(small).outcome(shape, between_s), CutOff)
+    assert isinstance(Evaluator(small).outcome(config, between_s), CutOff)
 
 
 def test_a_tolerance_that_is_said_is_the_one_of_the_search():

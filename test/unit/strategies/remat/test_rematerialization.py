@@ -95,7 +95,7 @@ def test_the_choice_is_the_best_for_its_pieces(seed: int):
     rng = random.Random(seed)
     stash = random_stash(rng, 9)
     share, in_flight = rng.choice([0.0, 0.2, 0.5, 0.8]), 3
-    (chosen,) = choose(stash, {0: share}, {0: in_flight})
+    (chosen,) = choose(stash, {0: 1 - share}, {0: in_flight})
     pieces = cut_in_pieces(stash, stash.units, in_flight)
     crossing = {value for values in pieces.crossing for value in values}
     fixed = crossing | stash.saved

@@ -14,7 +14,7 @@ from rhino.ir.graph.spec import all_specs
 from rhino.ir.mlir.bindings import ir
 from rhino.passes.base import Remarks
 from rhino.passes.frontend.normalize import Normalize
-from rhino.strategies.choice.plan import make_plan
+from rhino.strategies.choice.sharding_plan import make_plan
 from rhino.strategies.cost.cost_model import CostModel
 from rhino.strategies.cost.reshard import ReshardStep
 from rhino.strategies.sharding.choice_problem import Builder, ContradictionError, build

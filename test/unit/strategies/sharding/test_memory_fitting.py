@@ -55,16 +55,18 @@ def test_rows_are_corrected_by_the_peak_of_the_program(budget, chosen, limits):
 @pytest.mark.parametrize(
     ("answers", "budget", "limits"),
     [
+        # a little less is not enough
         (
             [(118.0, 62.0), (113.0, 61.5), (90.0, 60.0)],
             60,
             [120, 118 * 60 / 62, 113 * (60 / 61.5) ** 2],
-        ),  # a little less is not enough
+        ),
+        # and much less is too little: 80 are needed
         (
             [(110.0, 90.0), (80.0, 60.0)],
             60,
             [120, 110 * 60 / 90, (80 * 110) ** 0.5],
-        ),  # and much less is too little: 80 are needed
+        ),
     ],
 )
 def test_the_limit_of_rows_is_lowered_ever_more_and_raised_again_where_nothing_fits(answers, budget, limits):

@@ -12,7 +12,7 @@ from snippets import function, program_of, tensor
 from rhino.ir.cluster.cluster import MeshAxis
 from rhino.ir.cluster.hardware import Device
 from rhino.ir.graph.spec import PARTIAL, REPLICATED, all_specs, fits, pack, partial_axes, spec_text, split, unpack
-from rhino.strategies.choice.plan import make_plan
+from rhino.strategies.choice.sharding_plan import make_plan
 from rhino.strategies.cost.candidates import REPLICATE
 from rhino.strategies.cost.cost_model import CostModel
 from rhino.strategies.sharding.choice_problem import build

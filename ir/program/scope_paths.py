@@ -16,10 +16,10 @@ from typing import Final
 
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.request.patterns import matches
-from rhino.ir.request.sharing import REPLICATE, SPLIT
+from rhino.ir.request.scope_sharding import REPLICATE, SPLIT
 
 SCOPES: Final = "rhino.scopes"
-"""On an op: the ways of the scopes that it is in, outermost first."""
+"""On an op: the shardings of the scopes that it is in, outermost first."""
 
 _PREFIX: Final = b"rhino."
 _WRAPPED: Final = re.compile(r"\w+\(|\)")

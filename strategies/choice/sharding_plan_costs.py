@@ -14,7 +14,7 @@ import numpy as np
 from rhino.ir.arrays import Bools, Floats, Ints
 from rhino.ir.graph.spec import num_parts
 from rhino.strategies.choice.choice import Choice
-from rhino.strategies.choice.plan import ShardingPlan
+from rhino.strategies.choice.sharding_plan import ShardingPlan
 from rhino.strategies.cost.candidates import State
 from rhino.strategies.cost.nodes import Node
 

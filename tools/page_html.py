@@ -1,4 +1,4 @@
-"""The page of a plan: one file of HTML with all that is known of it, which loads nothing from anywhere."""
+"""The HTML of the page of a plan: one file, which loads nothing from anywhere."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _TEMPLATES: Final = Path(__file__).parent / "templates"
 
 def frame_html(plan: Plan) -> str:
     """Returns the page of a plan as an element of another page, such as a notebook's, whose styles it leaves alone."""
-    return f'<iframe srcdoc="{escape(report_html(plan))}" width="100%" height="800" style="border:0"></iframe>'
+    return f'<iframe srcdoc="{escape(page_html(plan))}" width="100%" height="800" style="border:0"></iframe>'
 
 
-def report_html(plan: Plan, reasons: Sequence[Why] = ()) -> str:
+def page_html(plan: Plan, reasons: Sequence[Why] = ()) -> str:
     """Returns the page of a plan; `reasons` are what else was possible, where somebody has asked."""
     loader = FileSystemLoader(_TEMPLATES)
     environment = Environment(

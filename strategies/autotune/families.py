@@ -1,19 +1,19 @@
-"""Walk the families of shapes, those of the lowest bounds first (Rhino 3).
+"""Walk the families of configurations, those of the lowest bounds first (Rhino 3).
 
-Evaluating a shape means planning its shardings, so the order matters, and what need not be looked at:
+Evaluating a configuration means planning its shardings, so the order matters, and what need not be looked at:
 
-- A *family* is all shapes that differ in micro-batches alone. More micro-batches leave a pipeline idle for less time
-  and save less for the backward pass, and send what is sent per micro-batch more often: one number of them is best, and
-  worse ones lie on both sides of it. A family starts with `SEED` micro-batches per stage, or with as many as the memory
-  of all devices asks for if everything is divided among them, goes up while that pays or memory asks for it, and else
-  down.
-- No shape takes less than its bound: all arithmetic at the devices' full rate; once a member of its family with as many
-  micro-batches or fewer was planned without regard to memory, the bound of that, shared by the ranks. A family ends
-  where the bound of the shape that it would go on to is not below the best shape found.
-- Families that keep less for the backward pass than another are looked at where memory binds that one.
+- A *family* is all configurations that differ in micro-batches alone. More micro-batches leave a pipeline idle for less
+  time and save less for the backward pass, and send what is sent per micro-batch more often: one number of them is
+  best, and worse ones lie on both sides of it. A family starts with `SEED` micro-batches per stage, or with as many as
+  the memory of all devices asks for if everything is divided among them, goes up while that pays or memory asks for it,
+  and else down.
+- No configuration takes less than its bound: all arithmetic at the devices' full rate; once a member of its family with
+  as many micro-batches or fewer was planned without regard to memory, the bound of that, shared by the ranks. A family
+  ends where the bound of the configuration that it would go on to is not below the best configuration found.
+- Families that recompute more than another are looked at where memory binds that one.
 
-Shapes are evaluated in rounds of `ROUND`, those of the lowest bounds first, whatever the number of processes: same
-input, same plan.
+Configurations are evaluated in rounds of `ROUND`, those of the lowest bounds first, whatever the number of processes:
+same input, same plan.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def walk(trials: Evaluations, space: Space) -> None:
             walking.take(outcome)
 
 
-STRATEGY: Final = Strategy("rhino", "every family of shapes that its bound does not rule out", search)
+STRATEGY: Final = Strategy("rhino", "every family of configurations that its bound does not rule out", search)
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class _Family:
     It keeps what came of the numbers of micro-batches tried, by their place in the space's list.
     """
 
-    shape: PlanConfig
+    config: PlanConfig
     least_s: float
     seed: int
     is_open: bool
@@ -71,15 +71,15 @@ class _Family:
     bounds: dict[int, float] = field(default_factory=dict)
 
     def bound_s(self, place: int) -> float:
-        """Returns a bound on the shapes of the family with so many micro-batches or more."""
+        """Returns a bound on the configurations of the family with so many micro-batches or more."""
         return max([self.least_s, *(bound_s for known, bound_s in self.bounds.items() if known <= place)])
 
     @property
     def is_pipeline(self) -> bool:
-        return self.shape.stages > 1
+        return self.config.stages > 1
 
     def step_s(self, place: int) -> float:
-        """Returns the step of a shape that was tried, infinite where there is no estimate of it or it cannot be had."""
+        """Returns the step of a configuration that was tried, infinite without an estimate or where it was refused."""
         outcome = self.tried[place]
         return outcome.step_s if _is_estimated(outcome) else inf
 
@@ -92,8 +92,8 @@ class _Family:
             return (self.seed,)
         low, high = min(self.tried), max(self.tried)
         more = self.large_enough(space, high) if self.wants_more(high) else None
-        one = self.shape
-        may_fit = low > 0 and space.may_hold(one.stages, space.micro_batches[low - 1], one.keep)
+        one = self.config
+        may_fit = low > 0 and space.may_hold(one.stages, space.micro_batches[low - 1], one.remat)
         fewer = (low - 1,) if may_fit and self.wants_fewer(low) else ()
         return fewer if more is None else (more, *fewer)
 
@@ -132,7 +132,7 @@ class _Family:
 
 
 def _is_estimated(outcome: Outcome) -> TypeGuard[Estimate | CutOff]:
-    """Says whether it is known what a shape is estimated to take, whether it is of use or not."""
+    """Says whether it is known what a configuration is estimated to take, whether it is of use or not."""
     return isinstance(outcome, Estimate) or (isinstance(outcome, CutOff) and outcome.estimated_s > 0)
 
 
@@ -141,19 +141,17 @@ class _Walk:
         self.trials = trials
         self.space = space
         self.explored = trials.explored
-        self.families = {one.shape: one for one in self.every_family()}
+        self.families = {one.config: one for one in self.every_family()}
 
     def every_family(self) -> Iterator[_Family]:
         for stages, meshes in sorted(self.space.meshes.items()):
             for mesh in meshes:
-                for keep in self.space.keeps:
-                    config = PlanConfig(stages, mesh, 0, keep)
-                    yield _Family(
-                        config, self.space.least_s, self.space.seed(stages, keep), is_open=keep == max(self.space.keeps)
-                    )
+                for remat in self.space.remats:
+                    config, seed = PlanConfig(stages, mesh, 0, remat), self.space.seed(stages, remat)
+                    yield _Family(config, self.space.least_s, seed, is_open=remat == min(self.space.remats))
 
     def proposals(self) -> list[PlanConfig]:
-        """Returns the shapes of the next round, none at the end."""
+        """Returns the configurations of the next round, none at the end."""
         best_s = self.explored.best_s
         waiting: list[tuple[float, bool, int, PlanConfig, _Family]] = []
         for family in self.families.values():
@@ -163,19 +161,19 @@ class _Walk:
             bounds = [family.bound_s(place) for place in places]
             place, bound_s = next(((p, b) for p, b in zip(places, bounds, strict=True) if b < best_s), (None, inf))
             if place is not None:
-                config = replace(family.shape, micro_batches=self.space.micro_batches[place])
+                config = replace(family.config, micro_batches=self.space.micro_batches[place])
                 waiting.append((bound_s, bool(family.tried), self.turn(config), config, family))
             elif bounds:
-                self.explored.passed_over[family.shape] = min(bounds)
+                self.explored.passed_over[family.config] = min(bounds)
                 family.is_open = False
         left = min(ROUND, self.trials.left)
         if waiting and not left:
             self.explored.is_complete = False
-            self.explored.passed_over.update({one.shape: bound_s for bound_s, *_, one in waiting})
+            self.explored.passed_over.update({one.config: bound_s for bound_s, *_, one in waiting})
         return [config for *_, config, _ in sorted(waiting, key=lambda one: one[:4])[:left]]
 
     def turn(self, config: PlanConfig) -> int:
-        """Returns how many meshes of as many stages come before that of a shape.
+        """Returns how many meshes of as many stages come before that of a configuration.
 
         Square ones come first, so that a round looks at all kinds.
         """
@@ -183,24 +181,24 @@ class _Walk:
         return meshes.index(config.mesh)
 
     def is_legal(self, family: _Family, place: int) -> bool:
-        """Says whether there is a shape of a family with the micro-batches of a place."""
+        """Says whether there is a configuration of a family with the micro-batches of a place."""
         return not family.is_pipeline or self.space.micro_batches[place] > 1  # else idle but for one rank at a time
 
     def take(self, outcome: Outcome) -> None:
         """Notes an outcome."""
-        family = self.families[outcome.shape.family]
-        place = self.space.micro_batches.index(outcome.shape.micro_batches)
+        family = self.families[outcome.config.family]
+        place = self.space.micro_batches.index(outcome.config.micro_batches)
         family.tried[place] = outcome
         family.bounds[place] = outcome.free_bound_s
         if bound_by_memory(outcome):
-            self.keep_less(family)
+            self.recompute_more(family)
 
-    def keep_less(self, family: _Family) -> None:
-        """Opens the family that keeps the next smaller share."""
-        smaller = [keep for keep in self.space.keeps if keep < family.shape.keep]
-        if smaller:
-            one = family.shape
-            other = self.families[PlanConfig(one.stages, one.mesh, 0, max(smaller))]
-            if not other.tried and other.shape not in self.explored.passed_over:
+    def recompute_more(self, family: _Family) -> None:
+        """Opens the family that recomputes the next larger share."""
+        larger = [remat for remat in self.space.remats if remat > family.config.remat]
+        if larger:
+            one = family.config
+            other = self.families[PlanConfig(one.stages, one.mesh, 0, min(larger))]
+            if not other.tried and other.config not in self.explored.passed_over:
                 other.is_open = True
                 other.bounds |= family.bounds  # to compute again takes no less

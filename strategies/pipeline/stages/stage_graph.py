@@ -27,7 +27,7 @@ from rhino.ir.cluster.hardware import Line
 from rhino.ir.graph.graph import Graph
 from rhino.strategies.pipeline.activation_stash import Handing
 from rhino.strategies.pipeline.split_backward_cost import SplitBackwardCost
-from rhino.strategies.pipeline.stages.problem import OPEN, StageProblem, make_nets
+from rhino.strategies.pipeline.stages.stage_problem import OPEN, StageProblem, make_nets
 from rhino.strategies.solver.connected_components import components
 from rhino.strategies.structure.training_phases import TrainingPhases, sources_of
 
@@ -300,9 +300,8 @@ class _Builder:
                 users = per_step if once else in_loop
                 users.setdefault(value, []).append(int(node[op]))
                 if value in self.carried and not after:
-                    made_by = self.maker(
-                        value, after=True
-                    )  # a sum is where it is made from one micro-batch to the next
+                    # a sum is where it is made from one micro-batch to the next
+                    made_by = self.maker(value, after=True)
                 if made_by >= 0:
                     users[value].append(int(node[made_by]))
         if self.parts.loop is None:  # a tensor that is read in both parts is sent once

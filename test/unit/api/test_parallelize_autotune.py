@@ -1,4 +1,4 @@
-"""Micro-batches, recomputation, stages and whole plans behind the same call.
+"""Micro-batches, rematerialization, stages and autotuning behind the same call.
 
 The answer is that of one device, and state is where its rank is.
 """
@@ -196,12 +196,12 @@ def test_state_that_is_not_donated_stays_the_callers():
         rhino.parallelize(cut, budget=budget, **said).plan(*SHAPES)
 
 
-def test_what_does_not_fit_as_shardings_alone_is_found_by_the_search_of_whole_plans():
+def test_what_does_not_fit_as_shardings_alone_is_found_by_autotuning():
     shapes = (SHAPES[0], Shape((32 * ROWS, WIDTH), jnp.float32))
     said = {"cluster": "cpu2", "mesh": "2", "budget": "300KiB", "donate_argnums": 0}
-    with pytest.raises(RhinoError, match=r"(?s)RHI-SOLVE-001.*search='whole'"):
+    with pytest.raises(RhinoError, match=r"(?s)RHI-SOLVE-001.*search='autotune'"):
         rhino.parallelize(step, **said).plan(*shapes)
-    plan = rhino.parallelize(step, search="whole", stages=1, jobs=1, **said).plan(*shapes)
+    plan = rhino.parallelize(step, search="autotune", stages=1, jobs=1, **said).plan(*shapes)
     assert plan.facts.num_micro_batches > 1
     assert plan.facts.predicted.largest_peak_bytes <= 300 * 1024
 
@@ -232,7 +232,7 @@ def test_boundaries_in_the_model_are_where_it_is_cut(expected: Any):
         h = jax.lax.fori_loop(0, 3, lambda _, h: rhino.stage_boundary(jnp.tanh(h @ w)), x)
         return w + x.T @ h, h.sum()
 
-    with pytest.raises(RhinoError, match=r"RHI-STAGE-003.*in a loop of the model"):
+    with pytest.raises(RhinoError, match=r"RHI-STAGE-003.*inside a loop of the model"):
         rhino.parallelize(looped, cluster="cpu2", mesh="1", stages=2, micro_batches=2).plan(
             *(Shape((8, 8), jnp.float32),) * 2
         )
@@ -241,7 +241,7 @@ def test_boundaries_in_the_model_are_where_it_is_cut(expected: Any):
         h = jnp.tanh(x @ rhino.stage_boundary(w))
         return w + x.T @ h, h.sum()
 
-    with pytest.raises(RhinoError, match=r"RHI-STAGE-003.*part nothing"):
+    with pytest.raises(RhinoError, match=r"RHI-STAGE-003.*separate no ops"):
         rhino.parallelize(early, cluster="cpu4", mesh="1", micro_batches=2).plan(jnp.ones((WIDTH, WIDTH)), batch_of(0))
 
 
@@ -249,6 +249,8 @@ def test_boundaries_in_the_model_are_where_it_is_cut(expected: Any):
     ("said", "words"),
     [
         ({"search": "all"}, r"RHI-JAX-002.*search is 'all'"),
+        ({"search": "whole"}, r"(?s)RHI-JAX-002.*search is 'whole'.*'whole' is 'autotune' now"),
+        ({"recompute": 0.5}, r"(?s)RHI-JAX-002.*is remat now.*give remat=1 - K"),
         ({"stages": True}, r"RHI-JAX-002.*stages is True"),
         ({"stages": 0}, r"RHI-JAX-002.*stages is 0"),
         ({"micro_batches": 2.0}, r"RHI-JAX-002.*micro_batches is 2\.0"),
@@ -263,10 +265,10 @@ def test_boundaries_in_the_model_are_where_it_is_cut(expected: Any):
             for more in ({"micro_batches": 2, "mesh": "1"}, {})
         ),
         (
-            {"search": "whole", "remat": "0;0.5"},
-            r"RHI-RECOMPUTE-001.*2 values, one for each stage, and plans that are searched for",
+            {"search": "autotune", "remat": "0;0.5"},
+            r"RHI-REMAT-001.*2 values, one for each stage, and the search compares plans",
         ),
-        ({"search": "whole", "jobs": 0}, r"RHI-JAX-002.*jobs is 0"),
+        ({"search": "autotune", "jobs": 0}, r"RHI-JAX-002.*jobs is 0"),
         ({"batch": "x"}, r"RHI-JAX-002.*batch is given"),
         ({"stages": 5}, r"RHI-MESH-001.*5 ranks need as many devices, cluster 'cpu4' has 4"),
         ({"stages": 2, "mesh": "4"}, r"RHI-MESH-001.*2 ranks of 4 devices each need 8, cluster 'cpu4' has 4"),
@@ -281,7 +283,7 @@ def test_what_is_said_of_stages_has_to_say_something(said: dict[str, Any], words
 
 
 def test_stages_are_refused_without_a_batch() -> None:
-    with pytest.raises(RhinoError, match=r"RHI-SOLVE-002.*no batch"):
+    with pytest.raises(RhinoError, match=r"RHI-BATCH-002.*no batch"):
         rhino.parallelize(lambda x: x, cluster="cpu4", stages=2).plan(SHAPES[1])
 
 
@@ -295,7 +297,7 @@ def test_what_a_plan_in_stages_cannot_do_is_refused(staged: Any):
     with pytest.raises(RhinoError, match=r"RHI-JAX-009.*no one program"):
         staged.lower(*SHAPES)
     plan = staged.plan(*SHAPES)
-    with pytest.raises(RhinoError, match=r"RHI-JAX-002.*stages is given, and a plan"):
+    with pytest.raises(RhinoError, match=r"RHI-JAX-002.*stages and plan exclude each other"):
         rhino.parallelize(step, plan=plan, stages=2)
     with pytest.raises(RhinoError, match=r"RHI-RUN-004.*4 devices, and 2"):
         rhino.parallelize(step, plan=plan, devices=jax.devices()[:2], donate_argnums=0).plan(*SHAPES)
@@ -355,9 +357,9 @@ def test_what_a_step_in_stages_hands_back_lives_on() -> None:
 
 def test_a_plan_keeps_what_was_asked_for(staged: Any, tmp_path: Path) -> None:
     assert staged.plan(*SHAPES).facts.request == Request("shard", "x=2", 2, 4)
-    asked = {"search": "whole", "micro_batches": 2, "remat": 0.5, "budget": "1GiB", "jobs": 1, "mesh": "auto"}
+    asked = {"search": "autotune", "micro_batches": 2, "remat": 0.5, "budget": "1GiB", "jobs": 1, "mesh": "auto"}
     plan = rhino.parallelize(step, cluster="cpu2", donate_argnums=0, **asked).plan(*SHAPES)
-    assert plan.facts.request == Request("whole", "auto", None, 2, "", (0.5,), 2**30)
+    assert plan.facts.request == Request("autotune", "auto", None, 2, "", (0.5,), 2**30)
     plan.save(tmp_path / "plan")
     assert rhino.Plan.load(tmp_path / "plan") == plan
     assert rhino.parallelize(step, donate_argnums=0).plan(*SHAPES).facts.request == Request(), (

@@ -15,10 +15,10 @@ from rhino.ir.mlir.boundary import boundary_attributes
 from rhino.ir.mlir.locations import place_of
 from rhino.ir.mlir.reader import entry_function
 from rhino.ir.mlir.shardings import MESH_NAME, module_mesh
-from rhino.ir.program.named_tensors import said_words
+from rhino.ir.program.named_tensors import provenance_of
 from rhino.ir.program.program import Program, is_ruled, read_program
 from rhino.passes.base import Pass, Remarks, opt
-from rhino.passes.sharding.scopes import cannot_run, limit_notes, scope_meshes, scoped_graph
+from rhino.passes.sharding.scope_constraints import cannot_run, limit_notes, scope_meshes, scoped_graph
 from rhino.strategies.choice.choice import Choice
 from rhino.strategies.cost.cost_model import CostModel
 from rhino.strategies.sharding.choice_problem import Builder, ContradictionError, NoChoiceError
@@ -40,7 +40,7 @@ DEFAULT_CLUSTER = "cpu8"
 AUTO = "auto"
 """The mesh option that leaves the mesh to the search."""
 
-WHOLE_NEEDS_LESS = "micro-batches, stages and recomputation need less"
+OTHERS_NEED_LESS = "micro-batches, stages and recomputation need less"
 """What may do where only shardings were searched for."""
 
 
@@ -143,9 +143,9 @@ def write_mesh(module: ir.Operation, target: Target) -> None:
 
 
 def to_fit(cause: str = "") -> str:
-    """Returns what to do where no plan fits; `cause` is what may be why, of the user's words."""
+    """Returns what to do where no plan fits; `cause` are constraints of the user that may be why."""
     room = "raise --budget, use more devices, or a smaller batch"
-    return f"{room}, or take back {cause}" if cause else room
+    return f"{room}, or remove {cause}" if cause else room
 
 
 def build_choice(program: Program, target: Target) -> Choice:
@@ -168,7 +168,10 @@ def begin_choice(program: Program, target: Target) -> Choice:
     except ContradictionError as contradiction:
         value = contradiction.value
         graph = program.graph
-        notes = [*(f"{words} says so" for words in _user_words(program, value)), *limit_notes(program, scoped, value)]
+        notes = [
+            *(f"{words} requires it" for words in _user_words(program, value)),
+            *limit_notes(program, scoped, value),
+        ]
         if contradiction.by_role:
             roles = ", ".join(f"{name}={role}" for name, role in zip(target.names, graph.roles, strict=True) if role)
             notes.append(
@@ -189,7 +192,7 @@ def begin_choice(program: Program, target: Target) -> Choice:
         why = (
             "cannot be reached from how its op can run"
             if op >= 0 and limits and not notes
-            else "contradicts what else is said of it"
+            else "contradicts another constraint on it"
         )
         raise RhinoError(
             "RHI-SHARD-001",
@@ -210,7 +213,7 @@ def _user_words(program: Program, value: int) -> list[str]:
     alias = program.graph.arguments[value].alias if op < 0 else None
     results = boundary_attributes(program.entry, "res")
     attributes += [results[n] for n, returned in enumerate(program.graph.returns) if returned == value or n == alias]
-    return [words for one in attributes for words in said_words(one)]
+    return [words for one in attributes for words in provenance_of(one)]
 
 
 def _listed(dims: frozenset[int]) -> str:

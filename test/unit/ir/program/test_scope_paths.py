@@ -23,11 +23,11 @@ from rhino.ir.mlir.reader import entry_function, read_module, walk
 from rhino.ir.mlir.shardings import SHARDING
 from rhino.ir.program.loop_conditions import condition_reads
 from rhino.ir.program.program import read_program
-from rhino.ir.program.scopes import depth_in, scope_path
-from rhino.ir.request.sharing import Way, parse_way, way_of_name
+from rhino.ir.program.scope_paths import depth_in, scope_path
+from rhino.ir.request.scope_sharding import ScopeSharding, parse_scope_sharding, scope_sharding_of_name
 from rhino.passes.base import Remarks
 from rhino.passes.textual_pipelines import build_pass_manager
-from rhino.strategies.choice.scopes import possible_counts, take_axes
+from rhino.strategies.choice.scope_axes import possible_counts, take_axes
 from rhino.strategies.microbatch.batch_dims import batch_roles
 from rhino.strategies.structure.axis_roles import Roles
 
@@ -67,15 +67,15 @@ def test_a_pattern_finds_the_outermost_scope_that_it_may(pattern, depth):
 @pytest.mark.parametrize(
     ("text", "name"), [("split(8)", "rhino.split[8]"), ("replicate", "rhino.replicate"), ("split(1)", "rhino.split[1]")]
 )
-def test_ways_are_read_as_they_are_written(text, name):
-    way = parse_way(text)
-    assert way is not None
-    assert (str(way), way.name(), way_of_name(name)) == (text, name, way)
+def test_the_sharding_of_a_scope_is_read_as_it_is_written(text, name):
+    sharding = parse_scope_sharding(text)
+    assert sharding is not None
+    assert (str(sharding), sharding.name(), scope_sharding_of_name(name)) == (text, name, sharding)
 
 
 @pytest.mark.parametrize("text", ["split(0)", "split()", "split(-1)", "splits", "replicate(2", "rhino.split(2)"])
-def test_what_is_no_way_is_none(text):
-    assert parse_way(text) is None
+def test_what_is_no_sharding_of_a_scope_is_none(text):
+    assert parse_scope_sharding(text) is None
 
 
 @pytest.mark.parametrize("count", [0, -2, 2.0, "8", True])
@@ -94,8 +94,8 @@ def test_axes_are_found_wherever_there_are_some_for_every_scope(sizes):
     subsets = [one for count in range(len(axes) + 1) for one in combinations(axes, count)]
     counts = possible_counts(sizes)
     assert counts == sorted({prod(sizes[axis] for axis in one) for one in subsets})
-    ways = [Way(kind, num) for kind in ("replicate", "split") for num in (*counts, 5)]
-    for chain in (*product(ways, repeat=1), *product(ways, repeat=2), *product(ways[:3], repeat=3)):
+    shardings = [ScopeSharding(kind, num) for kind in ("replicate", "split") for num in (*counts, 5)]
+    for chain in (*product(shardings, repeat=1), *product(shardings, repeat=2), *product(shardings[:3], repeat=3)):
         for bars in product([frozenset(), frozenset({axes[0]})], repeat=len(chain)):
             found = take_axes(sizes, chain, bars)
             fits = [
@@ -103,8 +103,8 @@ def test_axes_are_found_wherever_there_are_some_for_every_scope(sizes):
                 for chosen in product(subsets, repeat=len(chain))
                 if len({axis for one in chosen for axis in one}) == sum(map(len, chosen))
                 and all(
-                    prod(sizes[a] for a in one) == way.num and not bar & {*one}
-                    for one, way, bar in zip(chosen, chain, bars, strict=True)
+                    prod(sizes[a] for a in one) == sharding.num and not bar & {*one}
+                    for one, sharding, bar in zip(chosen, chain, bars, strict=True)
                 )
             ]
             assert (found is None) == (not fits)
@@ -113,12 +113,12 @@ def test_axes_are_found_wherever_there_are_some_for_every_scope(sizes):
 
 def test_replicate_gets_outer_axes_and_split_inner_ones_and_what_has_no_number_the_rest():
     none = [frozenset()] * 3
-    assert take_axes((2, 2, 2), [Way("replicate", 2), Way("split", 2)], none[:2]) == ((0,), (2,))
-    assert take_axes((2, 2, 2), [Way("split", 4)], none[:1]) == ((1, 2),)
-    assert take_axes((2, 4), [Way("replicate", None), Way("split", 4)], none[:2]) == ((0,), (1,))
-    assert take_axes((2, 4), [Way("replicate", None)], none[:1]) == ((0, 1),)
-    assert take_axes((2, 4), [Way("replicate", None), Way("split", None)], none[:2]) is None
-    assert take_axes((1,), [Way("split", None)], none[:1]) == ((),)
+    assert take_axes((2, 2, 2), [ScopeSharding("replicate", 2), ScopeSharding("split", 2)], none[:2]) == ((0,), (2,))
+    assert take_axes((2, 2, 2), [ScopeSharding("split", 4)], none[:1]) == ((1, 2),)
+    assert take_axes((2, 4), [ScopeSharding("replicate", None), ScopeSharding("split", 4)], none[:2]) == ((0,), (1,))
+    assert take_axes((2, 4), [ScopeSharding("replicate", None)], none[:1]) == ((0, 1),)
+    assert take_axes((2, 4), [ScopeSharding("replicate", None), ScopeSharding("split", None)], none[:2]) is None
+    assert take_axes((1,), [ScopeSharding("split", None)], none[:1]) == ((),)
 
 
 # Models
@@ -416,19 +416,19 @@ def test_scopes_in_each_other_multiply_and_the_mesh_that_they_want_is_told():
         ("mesh=auto scope=mlp=split(3)", r"RHI-PIN-002.*split\(3\) around"),
         (
             'mesh=8 scope="mlp=replicate; up=split(8)"',
-            r"SHARD-001.*replicate and split\(8\) .*mlp=replicate' says.*up=split\(8\)' says",
+            r"SHARD-001.*replicate and split\(8\) .*mlp=replicate' requires it.*up=split\(8\)' requires it",
         ),
         (
             "mesh=8 scope=mlp=split axis-role=x=batch",
-            r"SHARD-001.*no other role.*mlp=split' says.*axis-role x=batch says",
+            r"SHARD-001.*no other role.*mlp=split' requires it.*axis-role x=batch requires it",
         ),
         (
             'mesh=8 scope=up=split pin="loc:up/dot_general=[{}, {}]"',
-            r"SHARD-001.*pin 'loc:up.*says.*up=split' says.*keeps split what is given",
+            r"SHARD-001.*pin 'loc:up.*requires it.*up=split' requires it.*keeps split what is given",
         ),
         (
             "mesh=2x4 scope=grad=replicate(8)",
-            r'SHARD-001.*grad/dot.*along "x" \(2\) .* k of 12.*along "y" \(4\) .* k of 12.*\(8\)\' says',
+            r'SHARD-001.*grad/dot.*along "x" \(2\) .* k of 12.*along "y" \(4\) .* k of 12.*\(8\)\' requires it',
         ),
         ("mesh=8 scope=act=split", r"PIN-002.*split around .*act/tanh' has no product in it that"),
         (

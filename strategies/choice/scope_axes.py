@@ -21,7 +21,7 @@ from math import prod
 
 from rhino.ir.graph.graph import BARRIER, WHILE, Choices, Graph, OpClass
 from rhino.ir.graph.spec import PARTIAL, split
-from rhino.ir.request.sharing import SPLIT, Way
+from rhino.ir.request.scope_sharding import SPLIT, ScopeSharding
 from rhino.strategies.cost.candidates import REPLICATE, keeps, strategies
 from rhino.strategies.cost.cost_model import PRODUCTS
 from rhino.strategies.structure.axis_roles import Roles
@@ -39,20 +39,22 @@ def possible_counts(sizes: Sequence[int]) -> list[int]:
     return sorted({prod(sizes[axis] for axis in axes) for axes in _subsets(range(len(sizes)))})
 
 
-def mesh_for(ways: Sequence[Way], num_devices: int) -> tuple[int, ...] | None:
+def mesh_for(shardings: Sequence[ScopeSharding], num_devices: int) -> tuple[int, ...] | None:
     """Returns a mesh of so many devices: an axis per scope around an op, one for the rest; None where there is none."""
-    numbers = [way.num for way in ways if way.num is not None and way.num > 1]
+    numbers = [sharding.num for sharding in shardings if sharding.num is not None and sharding.num > 1]
     rest, over = divmod(num_devices, prod(numbers))
     shape = (*numbers, *([rest] if rest > 1 else []))
-    return shape if not over and take_axes(shape, ways, [frozenset()] * len(ways)) is not None else None
+    return shape if not over and take_axes(shape, shardings, [frozenset()] * len(shardings)) is not None else None
 
 
-def take_axes(sizes: Sequence[int], ways: Sequence[Way], barred: Sequence[frozenset[int]]) -> tuple[Axes, ...] | None:
+def take_axes(
+    sizes: Sequence[int], shardings: Sequence[ScopeSharding], barred: Sequence[frozenset[int]]
+) -> tuple[Axes, ...] | None:
     """Returns the axes of each scope around an op, outermost first, None where there are too few.
 
     `barred` are those it cannot have.
     """
-    taken = next(_taken(sizes, list(zip(ways, barred, strict=True)), frozenset()), None)
+    taken = next(_taken(sizes, list(zip(shardings, barred, strict=True)), frozenset()), None)
     if taken is None:
         return None
     used, found = {axis for axes in taken if axes for axis in axes}, []
@@ -139,18 +141,20 @@ def _sources(roles: Roles, value: int) -> Iterator[int]:
 
 
 def _taken(
-    sizes: Sequence[int], left: Sequence[tuple[Way, frozenset[int]]], used: frozenset[int]
+    sizes: Sequence[int], left: Sequence[tuple[ScopeSharding, frozenset[int]]], used: frozenset[int]
 ) -> Iterator[tuple[Axes | None, ...]]:
     """Yields the axes of scopes with numbers, None for one without, best first."""
     if not left:
         yield ()
         return
-    (way, bars), *rest = left
+    (sharding, bars), *rest = left
     free = [axis for axis, size in enumerate(sizes) if size > 1 and axis not in used and axis not in bars]
     every: list[Axes | None] = (
-        [None] if way.num is None else [a for a in _subsets(free) if prod(sizes[axis] for axis in a) == way.num]
+        [None]
+        if sharding.num is None
+        else [a for a in _subsets(free) if prod(sizes[axis] for axis in a) == sharding.num]
     )
-    for axes in reversed(every) if way.kind == SPLIT else every:
+    for axes in reversed(every) if sharding.kind == SPLIT else every:
         for others in _taken(sizes, rest, used | frozenset(axes or ())):
             yield (axes, *others)
 

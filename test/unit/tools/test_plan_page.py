@@ -21,8 +21,8 @@ from rhino.passes.planner.diff import diff_text
 from rhino.passes.planner.explain import alternatives_text, explain_text
 from rhino.tools import opt
 from rhino.tools.drawing import ranges, tensor_drawing
+from rhino.tools.page_html import page_html
 from rhino.tools.plan import run
-from rhino.tools.plan_report import report_html
 
 BROWSER = shutil.which("chromium")
 FLAGS = (
@@ -111,16 +111,16 @@ def test_blocks_are_drawn_on_the_devices_that_hold_them(shape: tuple[int, ...], 
 
 def test_the_page_loads_nothing_and_holds_what_the_plan_says(one: Plan, stages: Plan):
     for plan, names in ((one, [one.path for one in one.arguments]), (stages, [one.path for one in stages.arguments])):
-        page = report_html(plan)
+        page = page_html(plan)
         assert all(re.match("#|data:,$", link) for link in re.findall(r"(?:src|href)\s*=\s*[\"']?([^\"'\s>]*)", page))
         assert "url(" not in page
         assert "http" not in page.replace("http-equiv", "")
         shown = page.replace("&#39;", "'")
         assert all(re.sub(r"\[\d+\]", "[*]", name) in shown or name in shown for name in names)
-        assert page == report_html(plan)
-    assert 'id="timeline"' in report_html(stages)
-    assert "2 stages of 2, 2 micro-batches, 50% of the activations recomputed, gpipe" in report_html(stages)
-    assert 'id="alternatives"' in report_html(one)
+        assert page == page_html(plan)
+    assert 'id="timeline"' in page_html(stages)
+    assert "2 stages of 2, 2 micro-batches, 50% of the activations recomputed, gpipe" in page_html(stages)
+    assert 'id="alternatives"' in page_html(one)
 
 
 @pytest.mark.parametrize("times", [0.5, 1.0, 1.56, 10.0])
@@ -131,7 +131,7 @@ def test_nothing_is_drawn_beyond_its_canvas(one: Plan, stages: Plan, times: floa
     taller = replace(one.sharding, memory=replace(memory, curve=curve))
     for plan in (replace(one, sharding=taller), stages):
         drawings = re.findall(
-            r'<svg[^>]*viewBox="0 0 ([0-9.]+) ([0-9.]+)"[^>]*>(.*?)</svg>', report_html(plan), re.DOTALL
+            r'<svg[^>]*viewBox="0 0 ([0-9.]+) ([0-9.]+)"[^>]*>(.*?)</svg>', page_html(plan), re.DOTALL
         )
         assert any("polyline" in shapes for _, _, shapes in drawings)
         for width, height, shapes in drawings:
@@ -169,7 +169,7 @@ def test_a_peak_says_that_it_is_predicted(folder: Path, one: Plan, stages: Plan)
         == 0
     )
     said = (explain_text(one), diff_text(one, other), explain_text(stages), diff_text(one, stages), remarks.getvalue())
-    shown = (report_html(one), report_html(stages))
+    shown = (page_html(one), page_html(stages))
     for text in said:
         assert "predicted peak" in text
         assert not re.search(r"(?<!predicted )peak[^ ]* [0-9.]+ [KMG]?i?B", text)
@@ -185,7 +185,7 @@ def test_names_are_escaped(one: Plan, stages: Plan):
     arguments = tuple(replace(each, path=evil) for each in stages.arguments)
     in_stages = replace(stages, arguments=arguments, source=replace(stages.source, function=evil))
     for plan in (named, in_stages):
-        page = report_html(plan)
+        page = page_html(plan)
         assert "<script>alert" not in page
         assert page.count("&lt;script&gt;alert") >= 2
 
@@ -194,7 +194,7 @@ def test_the_command_takes_both_kinds(folder: Path, tmp_path: Path):
     stages = load_plan(folder / "stages")
     for plan in ("one.json", "stages"):
         assert called("report", str(folder / plan), "-o", str(tmp_path / "plan.html")) == (0, "", "")
-        assert (tmp_path / "plan.html").read_text() == report_html(
+        assert (tmp_path / "plan.html").read_text() == page_html(
             stages if plan == "stages" else load_plan(folder / plan)
         )
         assert called("diff", str(folder / plan), str(folder / plan)) == (0, "the plans are the same\n", "")
@@ -238,7 +238,7 @@ def browse(page: Path, *options: str) -> str:
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium")
 def test_a_browser_shows_the_page(stages: Plan, tmp_path: Path):
-    (tmp_path / "plan.html").write_text(report_html(stages))
+    (tmp_path / "plan.html").write_text(page_html(stages))
     browse(tmp_path / "plan.html", f"--screenshot={tmp_path / 'plan.png'}")
     colours, width, height = read_png(tmp_path / "plan.png")
     assert (width, height) == (1280, 2000)
@@ -247,7 +247,7 @@ def test_a_browser_shows_the_page(stages: Plan, tmp_path: Path):
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium")
 def test_the_page_sorts_and_asks_for_nothing(one: Plan, tmp_path: Path):
-    (tmp_path / "plan.html").write_text(report_html(one).replace("</body>", COUNTING))
+    (tmp_path / "plan.html").write_text(page_html(one).replace("</body>", COUNTING))
     dom = browse(tmp_path / "plan.html", "--dump-dom")
     assert 'data-ready="yes"' in dom
     assert 'data-asked="0"' in dom
@@ -277,4 +277,4 @@ def test_steps_of_programs_and_estimates_are_told_apart(stages: Plan):
         "500 ms 2 stages of 2, 2 micro-batches, 50% of the activations recomputed, gpipe too slow",
         "about 600 ms 2 stages of 2, 2 micro-batches, 50% of the activations recomputed, 1f1b too slow",
     ]
-    assert ">about 600 ms</td>" in report_html(stages)
+    assert ">about 600 ms</td>" in page_html(stages)

@@ -16,10 +16,10 @@ _NAME: Final = re.compile(rf"rhino\.({REPLICATE}|{SPLIT})(?:\[(\d+)\])?(?:\.\d+)
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """How devices share the ops of a scope: `kind` is "replicate" or "split".
+class ScopeSharding:
+    """How `num` devices share the ops of a scope: `kind` is "replicate" or "split".
 
-    Without `num`, it is all devices that the scopes around and inside leave.
+    Without `num`, the scope gets all devices that the scopes around it and inside it leave.
     """
 
     kind: str
@@ -29,22 +29,22 @@ class Way:
         return self.kind if self.num is None else f"{self.kind}({self.num})"
 
     def name(self, depth: int = 0) -> str:
-        """Returns what a scope of this way is called in locations, where it is in so many of the same words."""
+        """Returns the scope's name in locations; `depth` is the number of scopes of the same name around it."""
         words = f"rhino.{self.kind}" if self.num is None else f"rhino.{self.kind}[{self.num}]"
         return f"{words}.{depth}" if depth else words
 
 
-def parse_way(text: str) -> Way | None:
-    """Returns the way that `text` says, as `split(8)`, None where it says none."""
+def parse_scope_sharding(text: str) -> ScopeSharding | None:
+    """Returns the sharding that `text` spells, as `split(8)`, or None."""
     return _parsed(_SHARING.fullmatch(text))
 
 
-def way_of_name(name: str) -> Way | None:
-    """Returns the way that a scope's name says."""
+def scope_sharding_of_name(name: str) -> ScopeSharding | None:
+    """Returns the sharding that a scope's name in a location spells, as `rhino.split[8]`, or None."""
     return _parsed(_NAME.fullmatch(name))
 
 
-def _parsed(found: re.Match[str] | None) -> Way | None:
+def _parsed(found: re.Match[str] | None) -> ScopeSharding | None:
     if found is None or found[2] == "0":
         return None
-    return Way(found[1], int(found[2]) if found[2] else None)
+    return ScopeSharding(found[1], int(found[2]) if found[2] else None)

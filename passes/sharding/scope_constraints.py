@@ -20,17 +20,23 @@ from rhino.ir.graph.spec import REPLICATED, all_specs, entry
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.locations import name_of, place_of
 from rhino.ir.mlir.reader import entry_function, walk
-from rhino.ir.mlir.shardings import SAID
+from rhino.ir.mlir.shardings import PROVENANCE
 from rhino.ir.program.loop_conditions import condition_reads
-from rhino.ir.program.named_tensors import said_words
+from rhino.ir.program.named_tensors import provenance_of
 from rhino.ir.program.numerics import SOURCES
 from rhino.ir.program.program import Program
-from rhino.ir.program.scopes import SCOPES, depth_in, names_scopes, scope_path
+from rhino.ir.program.scope_paths import SCOPES, depth_in, names_scopes, scope_path
 from rhino.ir.request.constraints import Scope
 from rhino.ir.request.patterns import nearest
-from rhino.ir.request.sharing import REPLICATE, SPLIT, Way, parse_way, way_of_name
+from rhino.ir.request.scope_sharding import (
+    REPLICATE,
+    SPLIT,
+    ScopeSharding,
+    parse_scope_sharding,
+    scope_sharding_of_name,
+)
 from rhino.passes.base import Remarks
-from rhino.strategies.choice.scopes import (
+from rhino.strategies.choice.scope_axes import (
     Axes,
     is_product,
     mesh_for,
@@ -50,8 +56,8 @@ _UNFIT: Final = {REPLICATE: "model", SPLIT: "batch"}
 """The role of an axis that a scope cannot have."""
 _SHOWN: Final = 5
 
-Chain = tuple[Way, ...]
-"""The ways of the scopes that an op is in, outermost first."""
+Chain = tuple[ScopeSharding, ...]
+"""The shardings of the scopes that an op is in, outermost first."""
 
 
 def write_scopes(module: ir.Operation, scopes: Sequence[Scope], name: str, remarks: Remarks) -> None:
@@ -64,22 +70,24 @@ def write_scopes(module: ir.Operation, scopes: Sequence[Scope], name: str, remar
     """
     if not scopes and not names_scopes(module):
         return
-    count = dict.fromkeys([one.said for one in scopes], 0)
+    count = dict.fromkeys([one.provenance for one in scopes], 0)
     paths: dict[tuple[str, ...], None] = {}
     for op in _ops(entry_function(module, remarks.file).regions[0].blocks[0]):
         path = scope_path(op.location)
         paths[path] = None
         found = _around(path, scopes)
         if found:
-            op.attributes[SCOPES] = _texts(str(sharing) for sharing, _ in found)
-            op.attributes[SAID] = _texts(dict.fromkeys([*said_words(op.attributes), *(words for _, words in found)]))
+            op.attributes[SCOPES] = _texts(str(sharding) for sharding, _ in found)
+            op.attributes[PROVENANCE] = _texts(
+                dict.fromkeys([*provenance_of(op.attributes), *(words for _, words in found)])
+            )
             for _, words in found:
                 count[words] = count.get(words, 0) + 1
     for one in scopes:
-        if not count[one.said]:
+        if not count[one.provenance]:
             raise _finds_nothing(one, paths, remarks.file)
     for words, number in count.items():
-        remarks.add(name, Place(remarks.file), f"{words} speaks of {number} ops")
+        remarks.add(name, Place(remarks.file), f"{words} matches {number} ops")
 
 
 def scopes_text(module: ir.Operation) -> str:
@@ -89,11 +97,11 @@ def scopes_text(module: ir.Operation) -> str:
     """
     if not names_scopes(module):
         return ""
-    sharings = (
-        (number, tuple(sharing for _, sharing in _named_on(scope_path(op.location))))
+    shardings = (
+        (number, tuple(sharding for _, sharding in _named_on(scope_path(op.location))))
         for number, op in enumerate(walk(module))
     )
-    return "".join(f"{number} {_listed(found)}\n" for number, found in sharings if found)
+    return "".join(f"{number} {_listed(found)}\n" for number, found in shardings if found)
 
 
 def scope_meshes(module: ir.Operation, num_devices: int) -> tuple[Mesh, ...]:
@@ -132,17 +140,17 @@ def scoped_graph(program: Program, mesh: Mesh) -> Scoped:
     first = {chain: op for op, chain in reversed(chains.items())}
     axes_of = {chain: _axes(program, mesh, chain, op) for chain, op in sorted(first.items(), key=lambda item: item[1])}
     kinds = {
-        chain: {axis: sharing.kind for sharing, axes in zip(chain, taken, strict=True) for axis in axes}
+        chain: {axis: sharding.kind for sharding, axes in zip(chain, taken, strict=True) for axis in axes}
         for chain, taken in axes_of.items()
     }
     roles = batch_roles(Roles(graph), condition_reads(program))
     choices = {
         op: op_choices(graph.cls(op), kinds[chain], roles.batch_factors(op), mesh.shape) for op, chain in chains.items()
     }
-    for sharing in dict.fromkeys(
-        sharing for chain in chains.values() for sharing in chain if sharing.kind in kinds[chain].values()
+    for sharding in dict.fromkeys(
+        sharding for chain in chains.values() for sharding in chain if sharding.kind in kinds[chain].values()
     ):
-        _check_shared(program, roles, sharing, {op: choices[op] for op, chain in chains.items() if sharing in chain})
+        _check_shared(program, roles, sharding, {op: choices[op] for op, chain in chains.items() if sharding in chain})
     limits = _Limits(graph, mesh)
     for axis in range(len(mesh.axes)):
         read = unbatched_arguments(roles, [op for op, chain in chains.items() if kinds[chain].get(axis) == REPLICATE])
@@ -182,7 +190,7 @@ def limit_notes(program: Program, scoped: Scoped, value: int) -> tuple[str, ...]
 
 
 def cannot_run(program: Program, scoped: Scoped, mesh: Mesh, op: int) -> RhinoError:
-    """Returns the error for an op that no way is left to."""
+    """Returns the error for an op that can be run in no way within its scopes."""
     cls, choices = program.graph.cls(op), scoped.graph.choices[op]
     rule = cls.rule
     assert rule is not None
@@ -192,7 +200,7 @@ def cannot_run(program: Program, scoped: Scoped, mesh: Mesh, op: int) -> RhinoEr
             sizes = [f"{rule.names[factor]} of {rule.sizes[factor]}" for factor in sorted(may) if factor >= 0]
             notes.append(f'along "{name}" ({size}) it may be split by {", ".join(sizes) or "nothing"}')
     notes.append(f"its rule is {program.ops[op].attributes[RULE]}")
-    notes += [f"{words} says so" for words in said_words(program.ops[op].attributes)]
+    notes += [f"{words} requires it" for words in provenance_of(program.ops[op].attributes)]
     roles = ", ".join(f"{name}={role}" for (name, _), role in zip(mesh.axes, program.graph.roles, strict=False) if role)
     notes += [f"axis-role {roles} says what is split along these"] if roles else []
     what = f"{_words(program, op)} cannot be shared as {_listed(_chain(program.ops[op]))} says"
@@ -212,32 +220,36 @@ def _ops(block: ir.Block) -> Iterator[ir.Operation]:
             yield from _ops(op.regions[1].blocks[0])
 
 
-def _around(path: tuple[str, ...], scopes: Sequence[Scope]) -> list[tuple[Way, str]]:
+def _around(path: tuple[str, ...], scopes: Sequence[Scope]) -> list[tuple[ScopeSharding, str]]:
     """Returns the scopes that lie on a path, outermost first, each with the words that it comes from."""
-    found = [(path.index(name), sharing, f"rhino.{sharing}") for name, sharing in _named_on(path)]
-    named = [sharing for _, sharing, _ in found]
-    requested = [(depth - 1, one.way, one.said) for one in scopes if (depth := depth_in(one.pattern, path)) is not None]
+    found = [(path.index(name), sharding, f"rhino.{sharding}") for name, sharding in _named_on(path)]
+    named = [sharding for _, sharding, _ in found]
+    requested = [
+        (depth - 1, one.sharding, one.provenance)
+        for one in scopes
+        if (depth := depth_in(one.pattern, path)) is not None
+    ]
     found += [
         one
         for number, one in enumerate(requested)
-        if one[1] not in [*named, *(sharing for _, sharing, _ in requested[:number])]
+        if one[1] not in [*named, *(sharding for _, sharding, _ in requested[:number])]
     ]
-    return [(sharing, words) for _, sharing, words in sorted(found, key=lambda one: one[0])]
+    return [(sharding, words) for _, sharding, words in sorted(found, key=lambda one: one[0])]
 
 
-def _named_on(path: tuple[str, ...]) -> list[tuple[str, Way]]:
+def _named_on(path: tuple[str, ...]) -> list[tuple[str, ScopeSharding]]:
     """Returns the scopes that a path names, outermost first, by name.
 
     A name counts once: JAX may repeat it where it computes something again.
     """
-    return [(name, sharing) for name in dict.fromkeys(path) if (sharing := way_of_name(name))]
+    return [(name, sharding) for name in dict.fromkeys(path) if (sharding := scope_sharding_of_name(name))]
 
 
 def _finds_nothing(one: Scope, paths: Iterable[tuple[str, ...]], file: str) -> RhinoError:
     names = dict.fromkeys("/".join(path[:count]) for path in paths for count in range(1, len(path) + 1))
     close = nearest(one.pattern, names, "/")
     fix = f"did you mean {' or '.join(close)}?" if close else "see docs/constraints.md for what a scope is"
-    return RhinoError("RHI-PIN-002", f"{one.said} matches no scope", Place(file), fix=fix)
+    return RhinoError("RHI-PIN-002", f"{one.provenance} matches no scope", Place(file), fix=fix)
 
 
 def _texts(words: Iterable[str]) -> ir.Attribute:
@@ -246,30 +258,30 @@ def _texts(words: Iterable[str]) -> ir.Attribute:
 
 def _chain(op: ir.Operation) -> Chain:
     texts = [ir.StringAttr(one).value for one in ir.ArrayAttr(op.attributes[SCOPES])]
-    sharings = [sharing for text in texts if (sharing := parse_way(text))]
-    if len(sharings) != len(texts):
+    shardings = [sharding for text in texts if (sharding := parse_scope_sharding(text))]
+    if len(shardings) != len(texts):
         what = f"{SCOPES} of '{op.name}' says {op.attributes[SCOPES]}"
         raise RhinoError(
             "RHI-SHARD-001", what, place_of(op.location), fix='write it as ["replicate(2)", "split"], outermost first'
         )
-    return tuple(sharings)
+    return tuple(shardings)
 
 
 def _axes(program: Program, mesh: Mesh, chain: Chain, op: int) -> tuple[Axes, ...]:
     """Returns the axes of each scope of a chain, which is around `op`."""
     roles = program.graph.roles
-    barred = [frozenset(axis for axis, role in enumerate(roles) if role == _UNFIT[sharing.kind]) for sharing in chain]
+    barred = [frozenset(axis for axis, role in enumerate(roles) if role == _UNFIT[sharding.kind]) for sharding in chain]
     found = take_axes(mesh.shape, chain, barred)
     if found is not None:
         return found
     place, none = place_of(program.ops[op].location, program.file), [frozenset[int]()]
-    for sharing in chain:
-        if take_axes(mesh.shape, [sharing], none) is None:
+    for sharding in chain:
+        if take_axes(mesh.shape, [sharding], none) is None:
             counts = ", ".join(map(str, possible_counts(mesh.shape)))
-            what = f"{sharing} around {_words(program, op)}: no axes of the mesh {mesh} have {sharing.num} devices"
+            what = f"{sharding} around {_words(program, op)}: no axes of the mesh {mesh} have {sharding.num} devices"
             fix = f"say one of these, or name a mesh with such axes{_as_mesh(chain, mesh)}"
             raise RhinoError("RHI-PIN-002", what, place, (f"there are axes of {counts}",), fix)
-    notes = [f"{words} says so" for words in said_words(program.ops[op].attributes)]
+    notes = [f"{words} requires it" for words in provenance_of(program.ops[op].attributes)]
     what = f"{_listed(chain)} around {_words(program, op)}: the mesh {mesh} has no axes for each"
     other = f"name another mesh{_as_mesh(chain, mesh)}"
     fix = (
@@ -278,7 +290,9 @@ def _axes(program: Program, mesh: Mesh, chain: Chain, op: int) -> tuple[Axes, ..
     is_barred = take_axes(mesh.shape, chain, none * len(chain)) is not None
     if is_barred:
         what += " that have no other role"
-        notes += [f"axis-role {name}={role} says so" for (name, _), role in zip(mesh.axes, roles, strict=True) if role]
+        notes += [
+            f"axis-role {name}={role} requires it" for (name, _), role in zip(mesh.axes, roles, strict=True) if role
+        ]
         fix = "leave the role out, or the scope"
     is_possible = not is_barred and mesh_for(chain, mesh.num_devices) is not None
     raise RhinoError("RHI-PIN-002" if is_possible else "RHI-SHARD-001", what, place, tuple(notes), fix)
@@ -290,21 +304,21 @@ def _as_mesh(chain: Chain, mesh: Mesh) -> str:
     return f", as {'x'.join(map(str, shape))}" if shape is not None else ""
 
 
-def _check_shared(program: Program, roles: Roles, sharing: Way, within: Mapping[int, Choices]) -> None:
+def _check_shared(program: Program, roles: Roles, sharding: ScopeSharding, within: Mapping[int, Choices]) -> None:
     """Refuses a scope that has nothing to share; `within` are its ops, with what they may do."""
     first, arguments, why = next(iter(within)), program.graph.arguments, tuple[str, ...]()
-    if sharing.kind == SPLIT and not any(
+    if sharding.kind == SPLIT and not any(
         is_product(program.graph.cls(op)) and any(choices) for op, choices in within.items()
     ):
         what = "has no product in it that has another dim than the batch: nothing is there to be split"
-    elif sharing.kind == REPLICATE and not any(roles.batch_factors(op) for op in within):
+    elif sharding.kind == REPLICATE and not any(roles.batch_factors(op) for op in within):
         batch = [f'dim {dim} of "{one.name}"' for n, one in enumerate(arguments) for dim in sorted(roles.batch_dims(n))]
         what = "has nothing in it with a dim of the batch"
         why = (f"of the batch are {', '.join(batch[:_SHOWN]) or 'no dims that were found'}",)
     else:
         return
     place, fix = place_of(program.ops[first].location, program.file), "see docs/constraints.md for what a scope asks"
-    raise RhinoError("RHI-PIN-002", f"{sharing} around {_words(program, first)} {what}", place, why, fix)
+    raise RhinoError("RHI-PIN-002", f"{sharding} around {_words(program, first)} {what}", place, why, fix)
 
 
 def _words(program: Program, op: int) -> str:
