@@ -42,6 +42,19 @@ class JitProgram:
     in_shardings: tuple[Any, ...]
     watched: tuple[Getter, ...]
 
+    def compiled_bytes(self, values: tuple[Any, ...]) -> int:
+        """Returns the bytes of a device's memory that the program takes, compiled for these arguments.
+
+        jit keeps what is compiled here for the call itself.
+        """
+        try:
+            lowered = self.run.lower(*values)
+        except ValueError:  # some of it is committed to another place
+            lowered = self.run.lower(*self.place(values))
+        stats = lowered.compile().memory_analysis()
+        kept = stats.argument_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes
+        return int(kept + stats.temp_size_in_bytes)
+
     def place(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
         """Returns the arguments with every array that is committed to another place moved to that of the plan."""
         return tuple(jax.tree.map(_placed, values, self.in_shardings))

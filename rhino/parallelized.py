@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from os import PathLike
 from time import perf_counter
 from typing import Any, Final, Literal, SupportsIndex
@@ -15,13 +16,14 @@ from rhino.call import CallShape, Key, Pieces, kind_name, shapes_of
 from rhino.entry import CallOptions, Entry, make_entry
 from rhino.ir.cluster.cluster import parse_cluster
 from rhino.ir.cluster.mesh import parse_mesh
-from rhino.ir.diagnostics import RhinoError
+from rhino.ir.diagnostics import ExitCode, RhinoError
 from rhino.ir.plan.plan import AUTOTUNE, SHARD
 from rhino.ir.plan.plan import Plan as PlanFacts
-from rhino.ir.units import format_seconds
-from rhino.jit_program import Getter, NewShapesError
+from rhino.ir.units import format_bytes, format_seconds
+from rhino.jit_program import Getter, JitProgram, NewShapesError
 from rhino.keywords import budget_bytes, count, devices_of, path_of, remat_shares, texts
 from rhino.new_arguments import differences
+from rhino.passes.planner.request import COMPARE, MEMORY
 from rhino.passes.sharding.planning_pass import AUTO
 from rhino.pins import Pins, pin_texts
 from rhino.plan import Plan
@@ -37,6 +39,9 @@ Search = Literal["shard", "autotune"]
 
 _LOG: Final = logging.getLogger("rhino")
 """At INFO: when and why a function is planned, and what came of it."""
+
+_CLOSER: Final = 0.97
+"""Times the budget before, which a plan has at most where the compiled program of the last one was over its budget."""
 
 _MAY_HAVE_CHANGED: Final = (NewShapesError, TypeError, ValueError, LookupError, AttributeError)
 """What a call raises for arrays that its program was not made for.
@@ -63,6 +68,7 @@ class Parallelized:
         self._run: Any = None  # what jit gave for the last call, if arguments can be handed on as they are
         self._watched: tuple[Getter, ...] = ()
         self._verified: set[Key] = set()
+        self._fitting: set[Key] = set()  # their compiled programs were seen to fit the budget
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the function's own
         """Runs the function on the devices of its plan."""
@@ -126,6 +132,7 @@ class Parallelized:
         entry = self._entry(pieces)
         self._shape.check_alive(pieces)
         own = self._shape.with_own_buffers(pieces)
+        entry = self._within_budget(entry, own)
         program = entry.program
         is_first = self._options.verify and program.key not in self._verified
         expected = expected_step(self._fn, own, entry) if is_first else None
@@ -139,6 +146,42 @@ class Parallelized:
         self._run = None if self._shape.static or pieces.names else program.run
         self._watched = program.watched
         return result
+
+    def _within_budget(self, entry: Entry, pieces: Pieces) -> Entry:
+        """Returns the entry for a call, planned again within less where its compiled program is over the budget.
+
+        Raises RHI-SOLVE-001 where there is no such plan.
+        """
+        key, budget = entry.traced.key, entry.plan.facts.predicted.budget_bytes
+        while key not in self._fitting and isinstance(program := entry.program, JitProgram):
+            compiled, predicted = program.compiled_bytes(pieces.values), entry.plan.facts.predicted.peak_bytes[0]
+            if compiled <= budget:
+                break
+            entry = self._smaller(entry, pieces, compiled, predicted, budget)
+        self._fitting.add(key)
+        return entry
+
+    def _smaller(self, entry: Entry, pieces: Pieces, compiled: int, predicted: int, budget: int) -> Entry:
+        """Returns an entry whose plan is predicted to take as much less as the compiled program took too much."""
+        name, before = self._shape.name, entry.plan.facts.predicted.budget_bytes
+        what = f"the compiled program of {name} takes {format_bytes(compiled)} per device, of {format_bytes(budget)}"
+        notes = (f"it was predicted to take {format_bytes(predicted)}",)
+        least = min(before * _CLOSER, predicted * budget / compiled)
+        asked = replace(self._options.plan_options, budget_bytes=max(1, int(least)))
+        if self._options.plan is not None:
+            raise RhinoError("RHI-SOLVE-001", what, notes=notes, fix="plan again with budget=, or give a larger one")
+        _LOG.info("%s is planned again: %s", name, what)
+        key = entry.traced.key
+        try:
+            made = make_entry(self._fn, self._shape, pieces, key, replace(self._options, plan_options=asked))
+        except RhinoError as error:
+            if error.exit_code != ExitCode.DOES_NOT_FIT:
+                raise
+            del self._entries[key]
+            fix = "give a larger budget, more devices or a smaller batch, or rematerialize (remat=)"
+            raise RhinoError("RHI-SOLVE-001", f"{what}, and no other plan does", notes=notes, fix=fix) from None
+        self._entries[key] = made
+        return made
 
     def _entry(self, pieces: Pieces) -> Entry:
         key = self._shape.key(pieces)
@@ -206,6 +249,7 @@ def parallelize(
     batch: str | Sequence[str] = (),
     search: Search = "shard",
     jobs: SupportsIndex | None = None,
+    aot: bool | str = False,
     plan: Plan | None = None,
     verify: bool = False,
 ) -> Any:  # noqa: ANN401 - a `Parallelized`, or without `fn` what makes one
@@ -243,6 +287,8 @@ def parallelize(
         search: "shard" searches for shardings; "autotune" also for the stages, micro-batches, mesh, schedule and
             rematerialization that are not given.
         jobs: how many processes autotuning uses; the plan does not depend on it. Left out, one a core.
+        aot: True lets the target's own compiler choose among the search's plan and experts' plans, compiled without a
+            device; "memory" only checks that the compiled plan fits. For one program.
         plan: a plan that was kept, instead of a search. It is refused where the function is another one by now.
         verify: compute the first step of each program by JAX alone, too, on one device where that fits, and compare:
             results that differ by more than rounding raise RHI-RUN-003, with the first op that differs.
@@ -290,6 +336,7 @@ def parallelize(
             ("pad", pad),
             ("search", search != SHARD),
             ("level", level != LEVEL),
+            ("aot", aot),
         )
         if one
     ]
@@ -324,7 +371,12 @@ def parallelize(
         schedule=schedule or "",
         search=search,
         jobs=count("jobs", jobs),
+        aot=COMPARE if aot is True else aot or "",
     )
+    if plan_options.aot not in ("", COMPARE, MEMORY):
+        raise RhinoError("RHI-JAX-002", f"aot is {aot!r}", fix=f"give True, False or {MEMORY!r}")
+    if plan_options.aot and (plan_options.is_open or plan_options.is_staged):
+        raise RhinoError("RHI-JAX-002", "aot is given, and the plan may have stages", fix="leave aot or stages out")
     if plan_options.search not in (SHARD, AUTOTUNE):
         fix = "'whole' is 'autotune' now" if plan_options.search == "whole" else "give 'shard' or 'autotune'"
         raise RhinoError("RHI-JAX-002", f"search is {plan_options.search!r}", fix=fix)

@@ -27,7 +27,7 @@ class PlanOptions:
     """The request of a user: a `PlanRequest` whose cluster may be open and whose pinned tensors are not known yet.
 
     An open cluster is empty. `mesh` is a stage's share of `shared` devices; where `shared` is 0, the user gave the
-    mesh.
+    mesh. `aot` is "compare" or "memory" where the target's compiler judges plans.
     """
 
     cluster: str = ""
@@ -49,6 +49,7 @@ class PlanOptions:
     search: str = SHARD
     jobs: int | None = None
     shared: int = 0
+    aot: str = ""
 
     @property
     def is_open(self) -> bool:

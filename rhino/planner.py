@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from dataclasses import dataclass, replace
 from typing import Final
 
 from jax.version import __version__ as jax_version
 
-from rhino.ir.cluster.cluster import parse_cluster
+from rhino.ir.cluster.cluster import load_cluster, parse_cluster
 from rhino.ir.cluster.mesh import mesh_of_shape
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.mlir.bindings import ir, make_context
@@ -23,10 +25,11 @@ from rhino.passes.frontend.normalize import Normalize
 from rhino.passes.frontend.stage_marks import BOUNDARY, num_marked_stages
 from rhino.passes.layout.pad import refuse_pads
 from rhino.passes.pipeline.rematerialize import refuse_several
+from rhino.passes.planner.aot import LOCALIZED, Comparer
 from rhino.passes.planner.autotune import NOT_MADE, Made, choose_plan
 from rhino.passes.planner.evaluate import Setup
 from rhino.passes.planner.module_facts import cluster_lines, normalize
-from rhino.passes.planner.request import Decided, PlanRequest
+from rhino.passes.planner.request import MEMORY, Decided, PlanRequest
 from rhino.passes.planner.staged_plan import cut_step, make_staged_plan, source_of_staged
 from rhino.passes.planner.unstaged_plan import ANNOTATED, REWRITING, search
 from rhino.passes.registry import shard_in_parts
@@ -34,12 +37,13 @@ from rhino.passes.sharding.annotations import check_annotated, write_annotations
 from rhino.passes.sharding.localize import localized_copy
 from rhino.passes.sharding.planning_pass import OTHERS_NEED_LESS, Target, write_mesh
 from rhino.plan_options import PlanOptions
+from rhino.runtime.aot.compile import compiler_of
 from rhino.runtime.executor.inputs import nonnegative_arguments
 from rhino.source import SIDES, key_words, mesh_of, read_traced, shapes, tensors, with_kinds
 from rhino.strategies.cost.cost_model import CostModel
 from rhino.traced import Traced
 
-LOCALIZED: Final = "localized"
+_LOG: Final = logging.getLogger("rhino")
 
 _SEARCHED: Final = ("pin", "forbid", "axis-role", "constraints", "op-rules", "batch")
 """Options that hold whatever stages, mesh and micro-batches are found."""
@@ -83,8 +87,11 @@ def adopt_plan(traced: Traced, plan: Plan, cluster: str | None, op_rules: str) -
         source = source_of_staged(module, traced.name)
         check_current(plan, source, now, _lines(cluster))
         return Planned(plan)
-    form, code = _compiled_form(annotated_module(traced, plan, op_rules, cluster))
+    module = annotated_module(traced, plan, op_rules, cluster)
     assert plan.sharding is not None
+    # A compiler has chosen the form too; else the local program is taken where there is one.
+    chosen = plan.sharding.form if plan.compared else LOCALIZED
+    form, code = (ANNOTATED, bytecode(module)) if chosen == ANNOTATED else _compiled_form(module)
     return Planned(replace(plan, sharding=replace(plan.sharding, form=form)), code)
 
 
@@ -131,7 +138,7 @@ def _planned(traced: Traced, options: PlanOptions) -> Planned:
     request = options.request(shapes(traced, module))
     if options.is_open:
         return _autotuned(traced, request, module)
-    return _staged(traced, request, module) if in_stages else _one_program(traced, request, module)
+    return _staged(traced, request, module) if in_stages else _one_program(traced, request, module, options.aot)
 
 
 def _marked(traced: Traced) -> int:
@@ -145,30 +152,60 @@ def _marked(traced: Traced) -> int:
     return num_marked_stages(module)
 
 
-def _one_program(traced: Traced, request: PlanRequest, module: ir.Module) -> Planned:
-    """Returns the best plan of `module` in one program.
+def _one_program(traced: Traced, request: PlanRequest, module: ir.Module, aot: str = "") -> Planned:
+    """Returns the best plan of `module` in one program; with `aot` the one that the target's compiler chooses.
 
     The search lets a carried result have its argument's buffer. Where the caller keeps the argument, both are there:
     what that takes is known with the plan, and is counted then.
     """
     budget = request.budget_bytes
-    planned = _searched(traced, request, module)
+    search = functools.partial(_compared, aot=aot) if aot else _searched
+    planned = search(traced, request, module)
     kept = _kept_bytes(traced, planned.plan)
-    if planned.plan.predicted.peak_bytes[0] + kept[0] > budget:
+    if _needed_bytes(planned.plan) + kept[0] > budget:
         again = replace(request, budget_bytes=max(1, budget - kept[0]))
-        planned = _searched(traced, again, read_traced(traced, make_context()))
+        planned = search(traced, again, read_traced(traced, make_context()))
         kept = _kept_bytes(traced, planned.plan)
     return replace(planned, plan=_with_kept(planned.plan, kept, budget))
 
 
+def _needed_bytes(plan: Plan) -> int:
+    """Returns what a plan in one program takes of a device, compiled if it was."""
+    compared = plan.compared
+    compiled = compared.plans[compared.chosen].compiled_bytes if compared else None
+    return plan.predicted.peak_bytes[0] if compiled is None else compiled
+
+
 def _searched(traced: Traced, request: PlanRequest, module: ir.Module) -> Planned:
     plan = search(module, traced.name, request.pass_options(), Remarks(traced.name), key_words(traced)).plan
-    arguments, results = tensors(traced, module)
     form, code = _compiled_form(module)
     assert plan.sharding is not None
-    sharding = replace(plan.sharding, form=form)
-    versions = {"jax": jax_version}
-    return Planned(replace(plan, versions=versions, arguments=arguments, results=results, sharding=sharding), code)
+    return _of_traced(traced, module, replace(plan, sharding=replace(plan.sharding, form=form)), code)
+
+
+def _compared(traced: Traced, request: PlanRequest, _module: ir.Module, aot: str) -> Planned:
+    """Returns the plan that the target's compiler chooses."""
+    options = {"cluster": request.cluster, **request.pass_options()}
+    judged = Comparer(
+        read=lambda: read_traced(traced, make_context()),
+        name=traced.name,
+        options=options,
+        cluster=(cluster := load_cluster(request.cluster)),
+        budget_bytes=float(request.budget_bytes),
+        compiler_for=functools.partial(compiler_of, cluster),
+        memory_only=aot == MEMORY,
+        unsplit=key_words(traced),
+        on_compile=lambda what: _LOG.info("%s: compiling %s", traced.name, what),
+    ).run()
+    if judged.missing:
+        _LOG.warning("%s: the plan is as predicted, not compiled: %s", traced.name, judged.missing)
+    return _of_traced(traced, judged.best.found.module, judged.plan(), judged.best.code)
+
+
+def _of_traced(traced: Traced, module: ir.Module, plan: Plan, code: bytes) -> Planned:
+    """Returns a plan of a planned module with what the traced function calls its arguments and results."""
+    arguments, results = tensors(traced, module)
+    return Planned(replace(plan, versions={"jax": jax_version}, arguments=arguments, results=results), code)
 
 
 def _staged(traced: Traced, request: PlanRequest, module: ir.Module) -> Planned:

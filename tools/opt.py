@@ -194,6 +194,8 @@ class _Run:
         with self.listening(result):
             if self.options.searches and planner:
                 module = self.searched(module, planner, result)
+            elif self.options.aot:
+                module = self.compared(data, result.remarks)
             elif self.options.makes_file:
                 save_plan(self.one_program(module, self.options, result.remarks), Path(self.options.plan))
             else:
@@ -218,14 +220,33 @@ class _Run:
         request = asked(self.options.asked)
         write_staged_plan(planner.plan(module, self.options), None, self.options, request, self.stderr)
 
+    def given(self, options: Namespace) -> dict[str, str]:
+        """Returns the options of the passes that shard one program, by name."""
+        given = {"cluster": DEFAULT_CLUSTER, **given_options(options)}
+        for name, text in options.steps:
+            given |= read_options(name, text)
+        return given
+
+    def compared(self, data: bytes, remarks: Remarks) -> ir.Module:
+        """Returns the module of the plan that the target's compiler chooses; writes its file if one was asked for."""
+        from rhino.tools.opt_aot import compared  # noqa: PLC0415 - as above
+        from rhino.tools.opt_search import asked  # noqa: PLC0415 - as above
+
+        given = self.given(self.options)
+        judged = compared(
+            lambda: read_module(data, self.file, self.context), self.file, given, self.options, self.stderr
+        )
+        module = judged.best.found.module
+        if self.options.plan:
+            save_plan(replace(judged.plan(), request=asked(self.options.asked)), Path(self.options.plan))
+        self.run_passes(module, [one for one in self.items if isinstance(one, Localize)], remarks)
+        return module
+
     def one_program(self, module: ir.Module, options: Namespace, remarks: Remarks) -> Plan:
         """Shards `module`, and returns the plan of that."""
         from rhino.tools.opt_search import asked  # noqa: PLC0415 - as above
 
-        given = {"cluster": DEFAULT_CLUSTER, **given_options(options)}
-        for name, text in options.steps:
-            given |= read_options(name, text)
-        plan = search(module, Path(self.file).name, given, remarks).plan
+        plan = search(module, Path(self.file).name, self.given(options), remarks).plan
         self.run_passes(module, [one for one in steps(options) if isinstance(one, Localize)], remarks)
         if options.timeline:
             print("rhino-opt: the plan is one program, which has no timeline", file=self.stderr)

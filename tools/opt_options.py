@@ -16,6 +16,7 @@ from rhino.ir.request.constraints import parse_forbid, parse_pad, parse_pin, par
 from rhino.ir.units import parse_size
 from rhino.passes.base import Pass, option_names, read_options
 from rhino.passes.layout.pad import refuse_pads
+from rhino.passes.planner.request import COMPARE, MEMORY
 from rhino.passes.registry import PARALLEL, PASSES, PIPELINES, Item, build_named
 from rhino.passes.sharding.planning_pass import AUTO, DEFAULT_CLUSTER
 from rhino.passes.textual_pipelines import parse_pipeline
@@ -133,6 +134,19 @@ def parse_command_line(argv: Sequence[str]) -> argparse.Namespace:
     return options
 
 
+def _check_aot(options: argparse.Namespace) -> None:
+    names = {name for name, _ in options.steps}
+    if options.aot and (names not in _ONE_PROGRAM or options.split_input_file):
+        what = "--aot is for one module with --auto-shard, --localize and --micro-batches, and no other pass"
+        raise RhinoError("RHI-CLI-001", what, fix="leave --aot out, or the other passes")
+    if options.compiles is not None and (not options.aot or options.compiles < 1):
+        raise RhinoError(
+            "RHI-CLI-001",
+            "--compiles is the number of compiles of --aot, 1 or more",
+            fix="add --aot, or leave --compiles out",
+        )
+
+
 def _check_parallel(options: argparse.Namespace) -> None:
     is_parallel = any(name == PARALLEL for name, _ in options.steps)
     options.makes_plan = is_parallel and (options.plan is not None or options.timeline)
@@ -150,6 +164,7 @@ def _check_parallel(options: argparse.Namespace) -> None:
                 raise RhinoError(
                     "RHI-CLI-001", f"--{name} is given, and no plan is made", fix=f"add --{PARALLEL}{shard}"
                 )
+    _check_aot(options)
     for name in ("plan_json", "strategy", "jobs", "candidates"):
         if getattr(options, name) is not None and not options.searches:
             fix = (
@@ -382,6 +397,16 @@ def _add_steps(group: argparse._ArgumentGroup) -> None:
         help="mesh sizes, as 8, 2x4 or x=8, or auto for the best (default: the module's mesh, or an axis a level)",
     )
     add("--budget", metavar="SIZE", help="memory per device, as 16GiB (default: what the cluster's devices have)")
+    add(
+        "--aot",
+        nargs="?",
+        const=COMPARE,
+        choices=(COMPARE, MEMORY),
+        metavar="WHAT",
+        help="the target's own compiler, without a device, chooses among the search's plan and experts' plans; "
+        "with memory, it only checks that the compiled plan fits",
+    )
+    add("--compiles", type=int, metavar="N", help="the most compiles of --aot (default 10)")
     add(
         "-O",
         dest="level",

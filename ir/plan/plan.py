@@ -242,6 +242,32 @@ class Predicted:
         return max(self.peak_bytes)
 
 
+@dataclass(frozen=True, slots=True)
+class CompiledPlan:
+    """A plan that was compiled for the cluster's devices to be compared.
+
+    `name` says where it comes from: the search, or an expert's plan that the search completed. `form` is that of the
+    program. Where it does not compile, `why` says so, and the compiled figures are None.
+    """
+
+    name: str
+    form: str
+    predicted_s: float
+    predicted_bytes: int
+    compiled_s: float | None
+    compiled_bytes: int | None
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What a compiler made of several plans of one program; `chosen` is the number of the one that was taken."""
+
+    compiler: str
+    plans: tuple[CompiledPlan, ...]
+    chosen: int
+
+
 SHARD: Final = "shard"
 """What is searched for: shardings, and of a step in stages what the user leaves open of it."""
 
@@ -283,7 +309,7 @@ class Plan:
 
     `request` and `options` are what was asked for: the latter of the passes beside cluster, mesh, budget and what
     follows from the plan itself.
-    `schedule` is empty where there is one stage.
+    `schedule` is empty where there is one stage. `compared` is there where the target's compiler chose.
     """
 
     source: Source
@@ -303,6 +329,7 @@ class Plan:
     sharding: Sharding | None = None
     execution: Execution | None = None
     request: Request = Request()
+    compared: Comparison | None = None
 
     @property
     def num_devices(self) -> int:

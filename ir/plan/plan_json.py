@@ -37,6 +37,8 @@ from rhino.ir.plan.plan import (
     Alternative,
     Annotations,
     Autotuning,
+    Comparison,
+    CompiledPlan,
     Cost,
     Execution,
     Memory,
@@ -107,6 +109,7 @@ def plan_text(plan: Plan, files: Mapping[str, str]) -> str:
         "autotuning": {"found_by": tuned.found_by, "num_planned": dict(tuned.num_planned)} if tuned else None,
         "sharding": _sharding_json(plan.sharding) if plan.sharding else None,
         "execution": _execution_json(plan.execution) if plan.execution else None,
+        "compared": _comparison_json(plan.compared) if plan.compared else None,
         "files": dict(files),
     }
     found = {name: value for name, value in data.items() if value is not None}
@@ -170,6 +173,7 @@ def plan_of(data: dict[str, Any], step: Step | None, modules: Mapping[str, str])
         sharding=_sharding(table_of(data["sharding"])) if "sharding" in data else None,
         execution=_execution(table_of(data["execution"]), step, modules) if "execution" in data else None,
         request=_request(table_of(data.get("request", {}))),
+        compared=_comparison(table_of(data["compared"])) if "compared" in data else None,
     )
     _check(plan)
     return plan
@@ -213,6 +217,34 @@ def _request(data: dict[str, Any]) -> Request:
 
 def _asked(data: dict[str, Any], name: str) -> int | None:
     return count_of(data[name]) if name in data else None
+
+
+# What a compiler made of plans
+
+
+def _comparison_json(one: Comparison) -> dict[str, Any]:
+    return {"compiler": one.compiler, "chosen": one.chosen, "plans": [list(astuple(plan)) for plan in one.plans]}
+
+
+def _comparison(data: dict[str, Any]) -> Comparison:
+    plans = tuple(_compiled_plan(*list_of(row)) for row in list_of(data["plans"]))
+    found = Comparison(text_of(data["compiler"]), plans, number_of(data["chosen"]))
+    if found.chosen >= len(plans):
+        raise ValueError(f"plan {found.chosen} of {len(plans)} is chosen")
+    return found
+
+
+def _compiled_plan(*row: Any) -> CompiledPlan:  # noqa: ANN401 - as JSON has it
+    name, form, predicted_s, predicted_bytes, compiled_s, compiled_bytes, why = row
+    return CompiledPlan(
+        text_of(name),
+        text_of(form),
+        amount_of(predicted_s),
+        number_of(predicted_bytes),
+        None if compiled_s is None else amount_of(compiled_s),
+        None if compiled_bytes is None else number_of(compiled_bytes),
+        text_of(why),
+    )
 
 
 # Tensors

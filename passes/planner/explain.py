@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from textwrap import shorten
 from typing import Final
 
-from rhino.ir.plan.plan import Execution, Plan, Sharding, Tensor, dims_text
+from rhino.ir.plan.plan import Comparison, Execution, Plan, Sharding, Tensor, dims_text
 from rhino.ir.plan.timeline import render
 from rhino.ir.units import format_bytes, format_seconds, peak_text
 from rhino.passes.planner.plan_rows import (
@@ -48,6 +48,7 @@ def explain_text(plan: Plan, num_rows: int = 20) -> str:
     lines += _tensors(plan, num_rows)
     if sharding:
         lines += [*_works(plan, sharding, num_rows), *_collectives(sharding, num_rows), *_memory(sharding, num_rows)]
+    lines += compared_text(plan.compared) if plan.compared else []
     lines += alternatives_text(plan, num_rows)
     return "\n".join([*lines, *([render(simulation.timeline).rstrip("\n")] if simulation else [])])
 
@@ -75,6 +76,22 @@ def totals(plan: Plan) -> list[str]:
 def micro_batches_at_a_time(count: int) -> str:
     """Returns how many micro-batches are alive, in words."""
     return f"{count} micro-batch{'es' if count != 1 else ''} at a time"
+
+
+def compared_text(compared: Comparison) -> list[str]:
+    """Returns what a compiler made of each plan that it compiled, beside what was predicted, as lines."""
+    best = compared.plans[compared.chosen].compiled_s or 1.0
+    head = ("", "plan", "form", "step", "times the best", "memory", "predicted", "")
+    rows = [head]
+    for number, one in enumerate(compared.plans):
+        figures = (
+            ("", "", "")
+            if one.compiled_s is None or one.compiled_bytes is None
+            else (format_seconds(one.compiled_s), f"{one.compiled_s / best:.2f}", format_bytes(one.compiled_bytes))
+        )
+        predicted = f"{format_seconds(one.predicted_s)}, {format_bytes(one.predicted_bytes)}"
+        rows.append(("*" if number == compared.chosen else "", one.name, one.form, *figures, predicted, one.why))
+    return [f"compiled by {compared.compiler}:", *table(rows)]
 
 
 def alternatives_text(plan: Plan, num_rows: int = 20) -> list[str]:

@@ -13,6 +13,9 @@ from rhino.strategies.autotune import DEFAULT as BEST
 from rhino.strategies.autotune.base import MOST
 from rhino.strategies.pipeline.schedules import DEFAULT, SCHEDULES, find_schedule, num_ranks_of
 
+COMPARE, MEMORY = "compare", "memory"
+"""What the target's compiler may be asked: to choose among plans, or only whether a plan fits."""
+
 
 def budget_of(cluster: str, text: str | None = None) -> int:
     """Returns the bytes of a device that may be used: a size like 16GiB, or what the cluster's devices have."""

@@ -15,13 +15,16 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from rhino.ir.cluster.hardware import Cluster
+from rhino.ir.cluster.mesh import Mesh
 from rhino.ir.diagnostics import ExitCode, RhinoError
 from rhino.ir.hlo.compiled import Compiled, read_memory_report
-from rhino.runtime.aot.targets import CompileTarget
+from rhino.runtime.aot.targets import CompileTarget, compile_target
 
 _COMMAND: Final = "import sys; from rhino.runtime.aot.worker import main; sys.exit(main(sys.argv[1:]))"
 _REPORT, _PROGRAM = "after_optimizations-memory-usage-report.txt", "after_optimizations.txt"
@@ -57,6 +60,12 @@ class Compiler:
             self.num_compiles += 1
             self.known[key] = _compiled(code, self.target)
         return self.known[key]
+
+
+def compiler_of(cluster: Cluster, mesh: Mesh) -> Callable[[bytes], Compiled] | str:
+    """Returns what compiles modules for a mesh on a cluster; where nothing does, a line that says why."""
+    target = compile_target(cluster, mesh.shape)
+    return Compiler(target).compile if isinstance(target, CompileTarget) else target
 
 
 def _compiled(code: bytes, target: CompileTarget) -> Compiled:

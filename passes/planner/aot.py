@@ -1,0 +1,284 @@
+"""Let the target's own compiler choose among plans: the search proposes, and what is compiled decides.
+
+The search's plan is compiled for the cluster's devices, without one. Where it takes more memory than the budget, the
+factor between predicted and compiled is taken into account and the search goes on within what is left, until a compiled
+plan fits. Then experts' plans (`rhino.strategies.sharding.expert_seeds`), each completed by the search, and further
+forms of the program compete: the one with the fastest compiled step is taken. Compiles are counted, and end the
+comparison.
+
+Errors    RHI-SOLVE-001 where no plan fits once compiled, or as the search raises; RHI-AOT-001 where no plan compiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from rhino.ir.cluster.hardware import Cluster, Device
+from rhino.ir.cluster.mesh import Mesh
+from rhino.ir.diagnostics import ExitCode, Place, RhinoError
+from rhino.ir.hlo.compiled import Compiled
+from rhino.ir.mlir.bindings import ir
+from rhino.ir.mlir.boundary import boundary_attributes, set_boundary_attributes
+from rhino.ir.mlir.manual import bytecode, wrap_manual
+from rhino.ir.mlir.reader import entry_function
+from rhino.ir.mlir.shardings import MESH_NAME, SHARDING, layout_attribute, module_mesh
+from rhino.ir.plan.plan import Comparison, CompiledPlan, Plan
+from rhino.ir.units import format_bytes
+from rhino.passes.base import Remarks
+from rhino.passes.planner.module_facts import Unsplit
+from rhino.passes.planner.unstaged_plan import ANNOTATED, Found, search
+from rhino.passes.sharding.localize import localized_copy
+from rhino.passes.sharding.planning_pass import Target, write_mesh
+from rhino.strategies.cost.compiled_step import CompiledStep, compiled_step
+from rhino.strategies.cost.cost_model import CostModel
+from rhino.strategies.cost.target import TARGETS
+from rhino.strategies.sharding.expert_seeds import Seed, expert_seeds
+
+LOCALIZED: Final = "localized"
+"""The form of a program in which every op is that of one device, with its collectives."""
+
+MOST_COMPILES: Final = 10
+"""Compiles of one plan's making, unless something else is asked for."""
+
+SEARCHED: Final = "searched"
+"""The name of the search's own plan among candidates."""
+
+_CLOSER: Final = 0.97
+"""Times the budget that the next search has at most, where a compiled plan does not fit."""
+
+_ROOMS: Final = (1.0, 1.2, 1.5, 2.0)
+"""Times the budget within which plans are searched for, until one is found: compiled, it may take less."""
+
+_MOST_BUFFERS: Final = 3
+
+Compile = Callable[[bytes], Compiled]
+"""Compiles a module, given as bytecode; raises RHI-AOT-001 where the compiler refuses it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidate:
+    """A plan in one form, and what the compiler makes of it; without, `why` it does not compile."""
+
+    name: str
+    form: str
+    found: Found
+    code: bytes
+    compiled: Compiled | None
+    step: CompiledStep | None
+    why: str = ""
+
+    @property
+    def peak_bytes(self) -> float:
+        """The compiled peak, infinite where it does not compile."""
+        return float("inf") if self.compiled is None else self.compiled.peak_bytes
+
+    @property
+    def step_s(self) -> float:
+        """The compiled step, infinite where it does not compile."""
+        return float("inf") if self.step is None else self.step.step_s
+
+    def row(self) -> CompiledPlan:
+        """Returns what a plan keeps of it."""
+        predicted = self.found.plan.predicted
+        step_s = None if self.step is None else self.step.step_s
+        peak_bytes = None if self.compiled is None else self.compiled.peak_bytes
+        figures = (predicted.step_s, predicted.peak_bytes[0], step_s, peak_bytes)
+        return CompiledPlan(self.name, self.form, *figures, self.why)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Judged:
+    """The plan that is taken, and all that were compiled, in the order in which they were.
+
+    Where nothing could be compiled, `missing` says what would be needed; the plan is then the search's own.
+    """
+
+    best: Candidate
+    candidates: tuple[Candidate, ...]
+    missing: str = ""
+
+    def plan(self) -> Plan:
+        """Returns the plan that is taken, with what became of all that were compiled."""
+        found, sharding = self.best.found.plan, self.best.found.plan.sharding
+        assert sharding is not None, "it is a plan in one program"
+        found = replace(found, sharding=replace(sharding, form=self.best.form))
+        if self.best.compiled is None:
+            return found
+        rows = tuple(one.row() for one in self.candidates)
+        compared = Comparison(self.best.compiled.compiler, rows, self.candidates.index(self.best))
+        return replace(found, compared=compared)
+
+
+@dataclass(eq=False)
+class Comparer:
+    """Searches, compiles and compares plans of one program.
+
+    `read` gives a module to be planned, a new one each time; `options` are those of the passes by name, and `unsplit`
+    as `search` takes it. `compiler_for` gives what compiles for a mesh, or a line that says why nothing does.
+    `budget_bytes` is what a compiled program may take of a device. `forms` are those of the program that may be taken,
+    the one to begin with first. `on_compile` hears of each compile before it begins.
+    """
+
+    read: Callable[[], ir.Module]
+    name: str
+    options: Mapping[str, str]
+    cluster: Cluster
+    budget_bytes: float
+    compiler_for: Callable[[Mesh], Compile | str]
+    forms: Sequence[str] = (LOCALIZED, ANNOTATED)
+    memory_only: bool = False
+    most: int = MOST_COMPILES
+    unsplit: Unsplit | None = None
+    on_compile: Callable[[str], None] = lambda _: None
+    candidates: list[Candidate] = field(default_factory=list)
+
+    def run(self) -> Judged:
+        """Returns the plan whose compiled step is the fastest of those that fit the budget once compiled."""
+        first = self.roomy({}, None)
+        self.mesh = first.plan.mesh
+        compiler = self.compiler_for(self.mesh)
+        if isinstance(compiler, str):
+            return self.uncompiled(compiler)
+        self.compile = compiler
+        if self.fitting(SEARCHED, None, first) is None or not self.memory_only:
+            self.compare(first)
+        fit = [one for one in self.candidates if one.peak_bytes <= self.budget_bytes]
+        if not fit:
+            raise self.none_fits()
+        return Judged(min(fit, key=lambda one: one.step_s), tuple(self.candidates))
+
+    def uncompiled(self, missing: str) -> Judged:
+        """Returns the plan as the search alone makes it. Raises what the search raises."""
+        found = self.search({}, None)
+        form = next(one for one in self.forms if program_of(found.module, one) is not None)
+        code = program_of(found.module, form)
+        assert code is not None, "the form was just made"
+        return Judged(Candidate(SEARCHED, form, found, code, None, None, missing), (), missing)
+
+    def roomy(self, options: Mapping[str, str], seed: Seed | None) -> Found:
+        """Returns the best plan, within more than the budget where none is predicted to fit: it may do, compiled.
+
+        Raises what the search raises where there is none within twice the budget.
+        """
+        refusal: RhinoError | None = None
+        for room in _ROOMS:
+            try:
+                return self.search({**options, "budget": str(int(self.budget_bytes * room))}, seed)
+            except RhinoError as error:
+                if error.exit_code != ExitCode.DOES_NOT_FIT:
+                    raise
+                refusal = refusal or error
+        assert refusal is not None, "there are rooms"
+        raise refusal
+
+    def search(self, options: Mapping[str, str], seed: Seed | None) -> Found:
+        """Returns the best plan under some more options, with a seed's constraints on the arguments."""
+        module = self.read()
+        if seed:
+            write_seed(module, seed, self.mesh, self.cluster.device)
+        return search(module, self.name, {**self.options, **options}, Remarks(self.name), self.unsplit)
+
+    def compare(self, found: Found) -> None:
+        """Compiles experts' plans in the first form, then the fastest of all in the others."""
+        graph, sizes = found.costs.plan.graph, self.mesh.shape
+        for seed in expert_seeds(graph, sizes) if any(one.alias is not None for one in graph.arguments) else ():
+            self.fitting(seed.name, seed)
+        for one in sorted(self.candidates, key=lambda one: (one.peak_bytes > self.budget_bytes, one.step_s)):
+            for form in self.forms[1:]:
+                self.add(one.name, form, one.found)
+
+    def fitting(self, name: str, seed: Seed | None, found: Found | None = None) -> Candidate | None:
+        """Returns the best plan under a seed that fits once compiled; None where there is none within the compiles.
+
+        `found` is what the search predicts to be the best, if it is known. How much more a plan takes than predicted is
+        learned from each that does not fit.
+        """
+        budget = self.budget_bytes
+        while len(self.candidates) < self.most:
+            try:
+                if found is None:
+                    options = self.under(seed)
+                    is_first = budget == self.budget_bytes
+                    found = (
+                        self.roomy(options, seed)
+                        if is_first
+                        else self.search({**options, "budget": str(int(budget))}, seed)
+                    )
+            except RhinoError:
+                return None  # the program or the budget does not allow it
+            candidate = self.add(name, self.forms[0], found) or self.add(name, self.forms[-1], found)
+            if candidate is None or candidate.compiled is None:
+                return None
+            if candidate.peak_bytes <= self.budget_bytes:
+                return candidate
+            predicted = found.plan.predicted.peak_bytes[0]
+            budget = min(budget * _CLOSER, predicted * self.budget_bytes / candidate.peak_bytes)
+            found = None
+        return None
+
+    def under(self, seed: Seed | None) -> dict[str, str]:
+        """Returns the options that hold a search on the mesh, and under a seed."""
+        found = {"mesh": str(self.mesh)}
+        if seed and "axis-role" not in self.options:
+            roles = zip(self.mesh.names, seed.roles, strict=True)
+            found["axis-role"] = ";".join(f"{axis}={role}" for axis, role in roles)
+        return found
+
+    def add(self, name: str, form: str, found: Found) -> Candidate | None:
+        """Compiles a plan in a form; None where it has no such form, or compiles are spent. What is known is known."""
+        code = program_of(found.module, form)
+        known = next((one for one in self.candidates if one.code == code), None)
+        if known or code is None or len(self.candidates) >= self.most:
+            return known
+        self.on_compile(f"{name}, {form}")
+        compiled, step, why = None, None, ""
+        try:
+            compiled = self.compile(code)
+            step = compiled_step(compiled.hlo, self.cluster, TARGETS[self.cluster.device.platform])
+        except RhinoError as error:
+            why = error.what
+        self.candidates.append(Candidate(name, form, found, code, compiled, step, why))
+        return self.candidates[-1]
+
+    def none_fits(self) -> RhinoError:
+        """Returns what to say where no compiled plan fits, or none compiles."""
+        compiled = [one for one in self.candidates if one.compiled]
+        if not compiled:
+            return RhinoError("RHI-AOT-001", self.candidates[0].why, fix="leave --aot out, or name another cluster")
+        least = min(compiled, key=lambda one: one.peak_bytes)
+        assert least.compiled
+        predicted = least.found.plan.predicted.peak_bytes[0]
+        buffers = [f"{format_bytes(size)} hold {shapes}" for size, shapes in least.compiled.buffers[:_MOST_BUFFERS]]
+        return RhinoError(
+            "RHI-SOLVE-001",
+            f"no plan fits {format_bytes(self.budget_bytes)} once compiled: the least takes "
+            f"{format_bytes(least.peak_bytes)} ({least.compiled.compiler}), predicted {format_bytes(predicted)}",
+            Place(least.found.plan.source.function),
+            (*buffers, f"{len(compiled)} plans were compiled"),
+            "raise --budget, use more devices or a smaller batch, or allow more compiles",
+        )
+
+
+def program_of(module: ir.Module, form: str) -> bytes | None:
+    """Returns a planned module as XLA is to compile it, as bytecode; None where it has no such form."""
+    if form == ANNOTATED:
+        return bytecode(module)
+    try:
+        return bytecode(wrap_manual(localized_copy(module)))
+    except RhinoError:
+        return None
+
+
+def write_seed(module: ir.Module, seed: Seed, mesh: Mesh, device: Device) -> None:
+    """Writes what a seed says of arguments onto a module, but for those of which its user says something."""
+    entry = entry_function(module.operation)
+    with module.context, ir.Location.unknown():
+        write_mesh(module.operation, Target(MESH_NAME, mesh, CostModel(device, ())))
+        name = (module_mesh(module.operation) or (MESH_NAME, mesh))[0]
+        attributes = boundary_attributes(entry, "arg")
+        for dims, own in zip(seed.arguments, attributes, strict=True):
+            if dims is not None and SHARDING not in own:
+                own[SHARDING] = layout_attribute(name, mesh.names, dims)
+        set_boundary_attributes(entry, "arg", attributes)
