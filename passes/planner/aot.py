@@ -256,7 +256,7 @@ class Comparer:
             f"no plan fits {format_bytes(self.budget_bytes)} once compiled: the least takes "
             f"{format_bytes(least.peak_bytes)} ({least.compiled.compiler}), predicted {format_bytes(predicted)}",
             Place(least.found.plan.source.function),
-            (*buffers, f"{len(compiled)} plans were compiled"),
+            (*buffers, f"plans compiled: {len(compiled)}"),
             "raise --budget, use more devices or a smaller batch, or allow more compiles",
         )
 
