@@ -11,7 +11,7 @@ from mlir_text import function, tensor
 
 UNSUPPORTED, DYNAMIC = "RHI-READ-003", "RHI-READ-004"
 SHAPE = (8, 16)
-F32, I32, I1, C64, U32, KEY = (tensor(SHAPE, dtype) for dtype in ("f32", "i32", "i1", "complex<f32>", "ui32", "i64"))
+F32, I32, I1, C64, U32 = (tensor(SHAPE, dtype) for dtype in ("f32", "i32", "i1", "complex<f32>", "ui32"))
 ROW, COLUMN, SCALAR, INDEX, TOKEN = tensor((16,)), tensor((8,)), tensor(()), tensor((), "i32"), "!stablehlo.token"
 
 

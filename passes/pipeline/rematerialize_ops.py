@@ -335,7 +335,3 @@ def _rank(value: AnyValue) -> int:
 
 def _num_elements(value: AnyValue) -> int:
     return prod(ir.RankedTensorType(value.type).shape)
-
-
-def _stage(op: ir.Operation | None) -> int | None:
-    return None if op is None else virtual_stage_of(op)
