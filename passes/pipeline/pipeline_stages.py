@@ -111,11 +111,11 @@ class PipelineStages(Pass):
         """Annotates `module` in place."""
         tolerance = parse_tolerance(self.tolerance)
         if self.stages < 1:
-            raise _bad_number(f"{self.stages} stageswere requested", "ask for one or more")
+            raise _bad_number(f"{self.stages} stages were requested", "ask for one or more")
         ranks = self.ranks or self.stages
         if ranks < 1 or self.stages % ranks:
             raise _bad_number(
-                f"{self.stages} stageswere requested on {ranks} ranks", "ask for a number that the ranks divide"
+                f"{self.stages} stages were requested on {ranks} ranks", "ask for a number that the ranks divide"
             )
         cluster = load_cluster(self.cluster)
         with whole_program(module, remarks) as program:
@@ -168,7 +168,7 @@ class PipelineStages(Pass):
                 "the step computes nothing, so no stage has anything to do", "shard it alone, with --auto-shard"
             )
         if working < self.stages:
-            what = f"{self.stages} stageswere requested, and the step has {working} ops that compute"
+            what = f"{self.stages} stages were requested, and the step has {working} ops that compute"
             raise _bad_number(what, f"ask for at most {working}, or give loops in it unrolled: each counts as one")
         _check_order(program, staging, pins)
         return staging
@@ -236,7 +236,7 @@ def _check_range(program: Program, pins: dict[int, int], apply: Bools, num_stage
                 "RHI-STAGE-003",
                 f"'{program.ops[op].name}' is to be in {'' if apply[op] else 'virtual '}stage {stage}, of 0 to {most}",
                 place_of(program.ops[op].location, program.file),
-                (f"{num_stages} stageswere requested",),
+                (f"{num_stages} stages were requested",),
                 f"choose one of these, or remove its {STAGE if apply[op] else VIRTUAL_STAGE}",
             )
 

@@ -10,7 +10,7 @@
 // Options that cannot be are refused; and where no cut fits the budget, what it needs without one and the largest parameters are named.
 // One stage is no cut, so that no budget rules it out here.
 
-// NUMBER: error: [RHI-STAGE-001] 0 stageswere requested
+// NUMBER: error: [RHI-STAGE-001] 0 stages were requested
 // SCHEDULE: error: [RHI-SCHED-001] got schedule 'fastest', expected one of
 // TOLERANCE: error: [RHI-STAGE-002] tolerance '-0.1' is no number from 0 to 10
 // WORD: error: [RHI-STAGE-002] tolerance 'ten' is no number from 0 to 10

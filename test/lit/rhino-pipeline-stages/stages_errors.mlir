@@ -1,7 +1,7 @@
 // RUN: rhino-opt --rhino-pipeline-stages=stages=2 --split-input-file --verify-diagnostics %s
 // A step needs an op that computes for each stage, and stages that ops have already must be possible: a loop inside counts as one op.
 
-// expected-error@unknown {{[RHI-STAGE-001] 2 stageswere requested, and the step has 1 ops that compute}}
+// expected-error@unknown {{[RHI-STAGE-001] 2 stages were requested, and the step has 1 ops that compute}}
 // expected-note@unknown {{to fix: ask for at most 1}}
 func.func @main(%x: tensor<8x8xf32>) -> tensor<8x8xf32> {
   %y = stablehlo.tanh %x : tensor<8x8xf32>
@@ -21,7 +21,7 @@ func.func @main(%x: tensor<8x8xf32>) -> tensor<8x8xf32> {
 func.func @main(%x: tensor<8x8xf32>) -> tensor<8x8xf32> {
   %a = stablehlo.tanh %x : tensor<8x8xf32>
   // expected-error@+3 {{[RHI-STAGE-003] 'stablehlo.sine' is to be in virtual stage 3, of 0 to 2}}
-  // expected-note@+2 {{2 stageswere requested}}
+  // expected-note@+2 {{2 stages were requested}}
   // expected-note@+1 {{to fix: choose one of these, or remove its rhino.virtual_stage}}
   %b = stablehlo.sine %a {rhino.virtual_stage = 3 : i64} : tensor<8x8xf32>
   return %b : tensor<8x8xf32>
