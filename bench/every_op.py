@@ -5,13 +5,14 @@ Sizes divide by four where a plan may split them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from mlir_text import function, tensor
 
 UNSUPPORTED, DYNAMIC = "RHI-READ-003", "RHI-READ-004"
 SHAPE = (8, 16)
-F32, I32, I1, C64, U32, KEY = (tensor(SHAPE, dtype) for dtype in ("f32", "i32", "i1", "complex<f32>", "ui32", "i64"))
+F32, I32, I1, C64, U32 = (tensor(SHAPE, dtype) for dtype in ("f32", "i32", "i1", "complex<f32>", "ui32"))
 ROW, COLUMN, SCALAR, INDEX, TOKEN = tensor((16,)), tensor((8,)), tensor(()), tensor((), "i32"), "!stablehlo.token"
 
 
@@ -47,6 +48,19 @@ def one(dialect: str, name: str, operands: list[str], result: str, attributes: s
     values = ", ".join(f"%{n}" for n in names)
     body = f'%0 = "{dialect}.{name}"({values}) {attributes} : ({", ".join(operands)}) -> {result}'
     return case(body, dict(zip(names, operands, strict=True)), {"0": result}, **known)
+
+
+Programs: TypeAlias = dict[str, "Case | tuple[list[str], str] | tuple[list[str], str, str]"]
+"""Programs by the op that they are around; of one op alone, its operands, its result and its attributes."""
+
+
+def filled(dialect: str, programs: Programs, refused: str = "") -> dict[str, Case]:
+    """Programs, with those of one op alone written out; behind a colon in a name is which form of the op it is."""
+    cases = {
+        name: found if isinstance(found, Case) else one(dialect, name.partition(":")[0], *found)
+        for name, found in programs.items()
+    }
+    return {name: replace(found, refused=refused or found.refused) for name, found in cases.items()}
 
 
 def plain(dialect: str, names: str, operands: list[str], result: str, attributes: str = "") -> dict[str, Case]:
@@ -110,7 +124,7 @@ GROUP = "replica_groups = dense<[[0, 1]]> : tensor<1x2xi64>"
 CHANNEL = "#stablehlo.channel_handle<handle = 1, type = {}>"
 HALVES = "!quant.uniform<i8:f32, 0.5>"
 
-ELEMENTWISE = {
+ELEMENTWISE: Programs = {
     **plain(
         "stablehlo",
         "abs cbrt ceil cosine exponential exponential_minus_one floor log log_plus_one logistic negate",
@@ -122,18 +136,14 @@ ELEMENTWISE = {
     **plain("stablehlo", "and or xor shift_left shift_right_arithmetic shift_right_logical", [I32, I32], I32),
     **plain("stablehlo", "count_leading_zeros not popcnt", [I32], I32),
     **plain("stablehlo", "imag real", [C64], F32),
-    "is_finite": one("stablehlo", "is_finite", [F32], I1),
-    "complex": one("stablehlo", "complex", [F32, F32], C64),
-    "convert": one("stablehlo", "convert", [F32], I32),
-    "bitcast_convert": one("stablehlo", "bitcast_convert", [F32], tensor((8, 16, 2), "i16")),
-    "reduce_precision": one(
-        "stablehlo", "reduce_precision", [F32], F32, "{exponent_bits = 5 : i32, mantissa_bits = 3 : i32}"
-    ),
-    "clamp": one("stablehlo", "clamp", [SCALAR, F32, F32], F32),
-    "compare": one(
-        "stablehlo", "compare", [F32, F32], I1, "{comparison_direction = #stablehlo<comparison_direction LT>}"
-    ),
-    "select": one("stablehlo", "select", [I1, F32, F32], F32),
+    "is_finite": ([F32], I1),
+    "complex": ([F32, F32], C64),
+    "convert": ([F32], I32),
+    "bitcast_convert": ([F32], tensor((8, 16, 2), "i16")),
+    "reduce_precision": ([F32], F32, "{exponent_bits = 5 : i32, mantissa_bits = 3 : i32}"),
+    "clamp": ([SCALAR, F32, F32], F32),
+    "compare": ([F32, F32], I1, "{comparison_direction = #stablehlo<comparison_direction LT>}"),
+    "select": ([I1, F32, F32], F32),
     "map": case(
         f'%0 = "stablehlo.map"(%a, %b) ({binary_region("multiply")}) {{dimensions = array<i64: 0, 1>}} '
         f": ({F32}, {F32}) -> {F32}",
@@ -150,10 +160,10 @@ ELEMENTWISE = {
 }
 ELEMENTWISE["uniform_dequantize"] = ELEMENTWISE["uniform_quantize"]
 
-MOVEMENTS = {
-    "broadcast": one("stablehlo", "broadcast", [ROW], F32, "{broadcast_sizes = array<i64: 8>}"),
-    "broadcast_in_dim": one("stablehlo", "broadcast_in_dim", [ROW], F32, "{broadcast_dimensions = array<i64: 1>}"),
-    "concatenate": one("stablehlo", "concatenate", [F32, F32], tensor((8, 32)), "{dimension = 1 : i64}"),
+MOVEMENTS: Programs = {
+    "broadcast": ([ROW], F32, "{broadcast_sizes = array<i64: 8>}"),
+    "broadcast_in_dim": ([ROW], F32, "{broadcast_dimensions = array<i64: 1>}"),
+    "concatenate": ([F32, F32], tensor((8, 32)), "{dimension = 1 : i64}"),
     "constant": case(
         f"%c = stablehlo.constant dense<2.0> : {F32}\n%0 = stablehlo.add %a, %c : {F32}",
         {"a": F32},
@@ -162,13 +172,9 @@ MOVEMENTS = {
     "iota": case(
         f"%i = stablehlo.iota dim = 1 : {F32}\n%0 = stablehlo.add %a, %i : {F32}", {"a": F32}, {"0": F32, "i": F32}
     ),
-    "dynamic_slice": one(
-        "stablehlo", "dynamic_slice", [F32, INDEX, INDEX], tensor((4, 16)), "{slice_sizes = array<i64: 4, 16>}"
-    ),
-    "dynamic_update_slice": one("stablehlo", "dynamic_update_slice", [F32, tensor((4, 16)), INDEX, INDEX], F32),
-    "gather": one(
-        "stablehlo",
-        "gather",
+    "dynamic_slice": ([F32, INDEX, INDEX], tensor((4, 16)), "{slice_sizes = array<i64: 4, 16>}"),
+    "dynamic_update_slice": ([F32, tensor((4, 16)), INDEX, INDEX], F32),
+    "gather": (
         [F32, tensor((12, 1), "i32")],
         tensor((12, 16)),
         f"{{slice_sizes = array<i64: 1, 16>, dimension_numbers = {GATHER[0]}}}",
@@ -179,31 +185,21 @@ MOVEMENTS = {
         {"a": F32, "b": tensor((12, 1), "i32"), "c": tensor((12, 16))},
         {"0": F32},
     ),
-    "pad": one(
-        "stablehlo",
-        "pad",
+    "pad": (
         [F32, SCALAR],
         tensor((12, 16)),
         "{edge_padding_low = array<i64: 1, 0>, edge_padding_high = array<i64: 3, 0>, "
         "interior_padding = array<i64: 0, 0>}",
     ),
-    "reshape": one("stablehlo", "reshape", [F32], tensor((4, 2, 16))),
-    "reverse": one("stablehlo", "reverse", [F32], F32, "{dimensions = array<i64: 0>}"),
-    "slice": one(
-        "stablehlo",
-        "slice",
+    "reshape": ([F32], tensor((4, 2, 16))),
+    "reverse": ([F32], F32, "{dimensions = array<i64: 0>}"),
+    "slice": (
         [F32],
         tensor((4, 16)),
         "{start_indices = array<i64: 1, 0>, limit_indices = array<i64: 5, 16>, strides = array<i64: 1, 1>}",
     ),
-    "torch_index_select": one(
-        "stablehlo",
-        "torch_index_select",
-        [F32, tensor((12,), "i32")],
-        tensor((12, 16)),
-        "{dim = 0 : i64, batch_dims = 0 : i64}",
-    ),
-    "transpose": one("stablehlo", "transpose", [F32], tensor((16, 8)), "{permutation = array<i64: 1, 0>}"),
+    "torch_index_select": ([F32, tensor((12,), "i32")], tensor((12, 16)), "{dim = 0 : i64, batch_dims = 0 : i64}"),
+    "transpose": ([F32], tensor((16, 8)), "{permutation = array<i64: 1, 0>}"),
     "optimization_barrier": case(
         f"%0:2 = stablehlo.optimization_barrier %a, %b : {F32}, {ROW}\n%1 = stablehlo.tanh %0#0 : {F32}\n"
         f"%2 = stablehlo.tanh %0#1 : {ROW}",
@@ -220,27 +216,19 @@ MOVEMENTS = {
 }
 MOVEMENTS["get_tuple_element"] = MOVEMENTS["tuple"]
 
-PRODUCTS = {
-    "dot": one("stablehlo", "dot", [F32, tensor((16, 4))], tensor((8, 4))),
-    "dot_general": one(
-        "stablehlo",
-        "dot_general",
+PRODUCTS: Programs = {
+    "dot": ([F32, tensor((16, 4))], tensor((8, 4))),
+    "dot_general": (
         [tensor((4, 8, 16)), tensor((4, 16, 12))],
         tensor((4, 8, 12)),
         "{dot_dimension_numbers = #stablehlo.dot<lhs_batching_dimensions = [0], rhs_batching_dimensions = [0], "
         "lhs_contracting_dimensions = [2], rhs_contracting_dimensions = [1]>}",
     ),
-    "einsum": one("stablehlo", "einsum", [F32, tensor((16, 4))], tensor((8, 4)), '{einsum_config = "ij,jk->ik"}'),
+    "einsum": ([F32, tensor((16, 4))], tensor((8, 4)), '{einsum_config = "ij,jk->ik"}'),
     "unary_einsum": one(
         "stablehlo", "unary_einsum", [F32], tensor((16, 8)), '{einsum_config = "ij->ji"}', not_run="XLA has no such op"
     ),
-    "convolution": one(
-        "stablehlo",
-        "convolution",
-        [tensor((4, 6, 6, 8)), tensor((3, 3, 8, 4))],
-        tensor((4, 4, 4, 4)),
-        f"{{{CONVOLUTION}}}",
-    ),
+    "convolution": ([tensor((4, 6, 6, 8)), tensor((3, 3, 8, 4))], tensor((4, 4, 4, 4)), f"{{{CONVOLUTION}}}"),
     "cholesky": case(
         "%t = stablehlo.dot_general %a, %a, batching_dims = [0] x [0], contracting_dims = [2] x [2] : "
         f"({tensor((4, 8, 8))}, {tensor((4, 8, 8))}) -> {tensor((4, 8, 8))}\n"
@@ -268,10 +256,10 @@ PRODUCTS = {
         {"a": tensor((4, 8, 8)), "b": tensor((4, 8, 12))},
         {"0": tensor((4, 8, 12))},
     ),
-    "fft": one("stablehlo", "fft", [C64], C64, "{fft_type = #stablehlo<fft_type FFT>, fft_length = array<i64: 16>}"),
+    "fft": ([C64], C64, "{fft_type = #stablehlo<fft_type FFT>, fft_length = array<i64: 16>}"),
 }
 
-REDUCTIONS = {
+REDUCTIONS: Programs = {
     "reduce": case(
         f'{ZERO}%0 = "stablehlo.reduce"(%a, %zero) ({binary_region("add")}) {{dimensions = array<i64: 1>}} '
         f": ({F32}, {SCALAR}) -> {COLUMN}",
@@ -298,7 +286,7 @@ REDUCTIONS = {
         {"a": F32},
         {"0": F32},
     ),
-    "batch_norm_inference": one("stablehlo", "batch_norm_inference", [F32, ROW, ROW, ROW, ROW], F32, BATCH_NORM),
+    "batch_norm_inference": ([F32, ROW, ROW, ROW, ROW], F32, BATCH_NORM),
     "batch_norm_training": case(
         f'%0:3 = "stablehlo.batch_norm_training"(%a, %b, %c) {BATCH_NORM} '
         f": ({F32}, {ROW}, {ROW}) -> ({F32}, {ROW}, {ROW})",
@@ -313,7 +301,7 @@ REDUCTIONS = {
     ),
 }
 
-CONTROL = {
+CONTROL: Programs = {
     "case": case(
         f'%0 = "stablehlo.case"(%p) ({BRANCH}, {OTHER}) : ({INDEX}) -> {F32}',
         {"p": INDEX, "a": F32, "b": F32},
@@ -353,7 +341,7 @@ CONTROL = {
     ),
 }
 
-TOKENS = {
+TOKENS: Programs = {
     "after_all": case(
         f"%t = stablehlo.create_token : {TOKEN}\n%u = stablehlo.after_all %t, %t : {TOKEN}\n"
         f"%0 = stablehlo.tanh %a : {F32}",
@@ -396,25 +384,21 @@ TOKENS = {
     ),
 }
 
-COLLECTIVES = {
-    "all_gather": one("stablehlo", "all_gather", [F32], tensor((16, 16)), f"{{all_gather_dim = 0 : i64, {GROUP}}}"),
+COLLECTIVES: Programs = {
+    "all_gather": ([F32], tensor((16, 16)), f"{{all_gather_dim = 0 : i64, {GROUP}}}"),
     "all_reduce": case(
         f'%0 = "stablehlo.all_reduce"(%a) ({binary_region("add")}) {{{GROUP}}} : ({F32}) -> {F32}',
         {"a": F32},
         {"0": F32},
     ),
-    "all_to_all": one(
-        "stablehlo",
-        "all_to_all",
+    "all_to_all": (
         [F32],
         F32,
         f"{{split_dimension = 0 : i64, concat_dimension = 0 : i64, split_count = 2 : i64, {GROUP}}}",
     ),
-    "collective_broadcast": one("stablehlo", "collective_broadcast", [F32], F32, f"{{{GROUP}}}"),
-    "collective_permute": one(
-        "stablehlo", "collective_permute", [F32], F32, "{source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>}"
-    ),
-    "cross-replica-sum": one("stablehlo", "cross-replica-sum", [F32], F32, f"{{{GROUP}}}"),
+    "collective_broadcast": ([F32], F32, f"{{{GROUP}}}"),
+    "collective_permute": ([F32], F32, "{source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>}"),
+    "cross-replica-sum": ([F32], F32, f"{{{GROUP}}}"),
     "partition_id": case(f"%0 = stablehlo.partition_id : {tensor((), 'ui32')}", {"a": F32}, {"0": tensor((), "ui32")}),
     "reduce_scatter": case(
         f'%0 = "stablehlo.reduce_scatter"(%a) ({binary_region("add")}) {{scatter_dimension = 0 : i64, {GROUP}}} : '
@@ -424,48 +408,25 @@ COLLECTIVES = {
     ),
     "replica_id": case(f"%0 = stablehlo.replica_id : {tensor((), 'ui32')}", {"a": F32}, {"0": tensor((), "ui32")}),
 }
-COLLECTIVES = {name: Case(found.text, refused=UNSUPPORTED) for name, found in COLLECTIVES.items()}
-
 ANY = "tensor<?x16xf32>"
 SIZES = tensor((2,), "i64")
-DYNAMIC_OPS = {
-    "dynamic_broadcast_in_dim": one(
-        "stablehlo",
-        "dynamic_broadcast_in_dim",
-        [ROW, SIZES],
-        ANY,
-        "{broadcast_dimensions = array<i64: 1>}",
-        refused=DYNAMIC,
-    ),
-    "dynamic_conv": one(
-        "stablehlo",
-        "dynamic_conv",
+DYNAMIC_OPS: Programs = {
+    "dynamic_broadcast_in_dim": ([ROW, SIZES], ANY, "{broadcast_dimensions = array<i64: 1>}"),
+    "dynamic_conv": (
         [tensor((4, 6, 6, 8)), tensor((3, 3, 8, 4)), tensor((2, 2), "i64")],
         "tensor<4x?x?x4xf32>",
         f"{{{CONVOLUTION}}}",
-        refused=DYNAMIC,
     ),
-    "dynamic_gather": one(
-        "stablehlo",
-        "dynamic_gather",
+    "dynamic_gather": (
         [F32, tensor((12, 1), "i32"), SIZES],
         "tensor<12x?xf32>",
         f"{{dimension_numbers = {GATHER[0]}}}",
-        refused=DYNAMIC,
     ),
-    "dynamic_iota": one("stablehlo", "dynamic_iota", [SIZES], ANY, "{iota_dimension = 0 : i64}", refused=DYNAMIC),
-    "dynamic_pad": one("stablehlo", "dynamic_pad", [F32, SCALAR, SIZES, SIZES, SIZES], ANY, refused=DYNAMIC),
-    "dynamic_reshape": one("stablehlo", "dynamic_reshape", [F32, SIZES], ANY, refused=DYNAMIC),
-    "real_dynamic_slice": one("stablehlo", "real_dynamic_slice", [F32, SIZES, SIZES, SIZES], ANY, refused=DYNAMIC),
-    "set_dimension_size": one(
-        "stablehlo",
-        "set_dimension_size",
-        [F32, INDEX],
-        "tensor<?x16xf32, #stablehlo.bounds<8, ?>>",
-        "{dimension = 0 : i64}",
-        refused=DYNAMIC,
-    ),
-    "get_dimension_size": one("stablehlo", "get_dimension_size", [F32], INDEX, "{dimension = 0 : i64}"),
+    "dynamic_iota": ([SIZES], ANY, "{iota_dimension = 0 : i64}"),
+    "dynamic_pad": ([F32, SCALAR, SIZES, SIZES, SIZES], ANY),
+    "dynamic_reshape": ([F32, SIZES], ANY),
+    "real_dynamic_slice": ([F32, SIZES, SIZES, SIZES], ANY),
+    "set_dimension_size": ([F32, INDEX], "tensor<?x16xf32, #stablehlo.bounds<8, ?>>", "{dimension = 0 : i64}"),
 }
 
 INSIDE = (
@@ -485,19 +446,14 @@ ASYNC = {
 }
 
 STABLEHLO = {
-    **ELEMENTWISE,
-    **MOVEMENTS,
-    **PRODUCTS,
-    **REDUCTIONS,
-    **CONTROL,
-    **TOKENS,
-    **COLLECTIVES,
-    **DYNAMIC_OPS,
-    **ASYNC,
-    "return": CONTROL["while"],
+    **filled("stablehlo", {**ELEMENTWISE, **MOVEMENTS, **PRODUCTS, **REDUCTIONS, **CONTROL, **TOKENS}),
+    **filled("stablehlo", COLLECTIVES, refused=UNSUPPORTED),
+    **filled("stablehlo", DYNAMIC_OPS, refused=DYNAMIC),
+    "get_dimension_size": one("stablehlo", "get_dimension_size", [F32], INDEX, "{dimension = 0 : i64}"),
+    **filled("stablehlo", {**ASYNC, "return": CONTROL["while"]}),
 }
 
-CHLO = {
+_CHLO: Programs = {
     **plain("chlo", "_asin_acos_kernel", [C64], C64),
     **plain(
         "chlo",
@@ -529,17 +485,15 @@ CHLO = {
         [I32, tensor((16,), "i32")],
         I32,
     ),
-    "broadcast_compare": one(
-        "chlo", "broadcast_compare", [F32, ROW], I1, "{comparison_direction = #chlo<comparison_direction LT>}"
-    ),
-    "broadcast_complex": one("chlo", "broadcast_complex", [F32, ROW], C64),
+    "broadcast_compare": ([F32, ROW], I1, "{comparison_direction = #chlo<comparison_direction LT>}"),
+    "broadcast_complex": ([F32, ROW], C64),
     "broadcast_select": one("chlo", "broadcast_select", [I1, F32, F32], F32, refused=UNSUPPORTED),
     "constant": case(
         f'%c = "chlo.constant"() {{value = dense<2.0> : {F32}}} : () -> {F32}\n%0 = stablehlo.add %a, %c : {F32}',
         {"a": F32},
         {"0": F32},
     ),
-    "constant_like": one("chlo", "constant_like", [F32], F32, "{value = 3.0 : f32}"),
+    "constant_like": ([F32], F32, "{value = 3.0 : f32}"),
     "ragged_dot": one(
         "chlo",
         "ragged_dot",
@@ -566,6 +520,7 @@ CHLO = {
         {"v": tensor((8, 4)), "i": tensor((8, 4), "i32")},
     ),
 }
+CHLO = filled("chlo", _CHLO)
 
 
 def convolved(
@@ -608,7 +563,7 @@ def windowed(attributes: str, result: tuple[int, ...]) -> Case:
 
 I32_ROWS = tensor((12, 1), "i32")
 SUM = region({}, f"%y = stablehlo.add %a, %b : {F32}", "%y", F32)
-VARIANTS = {
+_VARIANTS: Programs = {
     "case: element by element": case(
         f'%0 = "stablehlo.case"(%p) ({BRANCH}, {SUM}, {BRANCH}) : ({INDEX}) -> {F32}',
         {"p": INDEX, "a": F32, "b": F32},
@@ -662,32 +617,24 @@ VARIANTS = {
         {"a": F32, "b": I32},
         {"0#0": F32, "0#1": I32},
     ),
-    "fft: of two dims": one(
-        "stablehlo",
-        "fft",
+    "fft: of two dims": (
         [tensor((4, 8, 8))],
         tensor((4, 8, 5), "complex<f32>"),
         "{fft_type = #stablehlo<fft_type RFFT>, fft_length = array<i64: 8, 8>}",
     ),
-    "pad: between elements": one(
-        "stablehlo",
-        "pad",
+    "pad: between elements": (
         [F32, SCALAR],
         tensor((8, 31)),
         "{edge_padding_low = array<i64: 0, 0>, edge_padding_high = array<i64: 0, 0>, "
         "interior_padding = array<i64: 0, 1>}",
     ),
-    "pad: that shifts": one(
-        "stablehlo",
-        "pad",
+    "pad: that shifts": (
         [F32, SCALAR],
         F32,
         "{edge_padding_low = array<i64: 1, 0>, edge_padding_high = array<i64: -1, 0>, "
         "interior_padding = array<i64: 0, 0>}",
     ),
-    "slice: every second": one(
-        "stablehlo",
-        "slice",
+    "slice: every second": (
         [F32],
         tensor((4, 16)),
         "{start_indices = array<i64: 0, 0>, limit_indices = array<i64: 8, 16>, strides = array<i64: 2, 1>}",
@@ -706,9 +653,7 @@ VARIANTS = {
         {"a": F32, "b": I32_ROWS, "c": tensor((12, 16))},
         {"0": F32},
     ),
-    "gather: in batches": one(
-        "stablehlo",
-        "gather",
+    "gather: in batches": (
         [tensor((4, 8, 16)), tensor((4, 12, 1), "i32")],
         tensor((4, 12, 16)),
         "{slice_sizes = array<i64: 1, 1, 16>, dimension_numbers = #stablehlo.gather<offset_dims = [2], "
@@ -724,4 +669,5 @@ VARIANTS = {
         {"0": tensor((4, 8, 16))},
     ),
 }
+VARIANTS = filled("stablehlo", _VARIANTS)
 """More programs of ops that have several forms."""

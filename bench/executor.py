@@ -1,4 +1,4 @@
-"""What the executor costs the host, what overlaps under it, and what a call or a step in one stage takes.
+"""What the executor costs the host, what overlaps under it, and what a call takes.
 
 Beside the time by the clock stands the time on a core of the thread that dispatches, which other work on the machine
 changes less. Where each rank has a thread of its own, that is the first rank's.
@@ -20,7 +20,6 @@ from typing import Any, Final
 import call_overhead
 import jax
 import numpy as np
-import one_stage
 import sleep_op
 from report import Options, Question, key, option, run
 
@@ -334,7 +333,6 @@ QUESTIONS: Final = {
     "dispatch": Question(str(dispatches.__doc__), dispatches, _DISPATCH, _DISPATCHES, faults=_missed),
     "overlap": Question(str(overlaps.__doc__), overlaps, _OVERLAP, (option("--repeats", 5, "of each step"),)),
     "calls": call_overhead.QUESTION,
-    "one-stage": one_stage.QUESTION,
 }
 
 if __name__ == "__main__":

@@ -122,6 +122,7 @@ def pairs() -> tuple[Pair, ...]:
         found.append(Pair("bert-mid", count, "1", f"pipeline {count} 4 1f1b"))
         found.append(Pair("gpt-mid", count, str(count // 2), "pipeline 2 4 1f1b"))
         found.append(Pair("gpt", count, str(count // 2), "pipeline 2 4 gpipe"))
+    found += [Pair("mlp-mid", 8, "2x4", plan) for plan in ("accumulate 4", "pipeline 1 4 1f1b")]  # the same program
     return tuple(found)
 
 

@@ -34,11 +34,6 @@ def parse_pipeline(text: str) -> tuple[Item, ...]:
     return tuple(item for element in elements for item in _items(element))
 
 
-def pipeline_text(items: Sequence[Item]) -> str:
-    """Returns the textual form of `items`, which parses back to them."""
-    return f"{_ANCHOR}({','.join(item.text() if isinstance(item, Pass) else item for item in items)})"
-
-
 def build_pass_manager(
     pipeline: str | Sequence[Item], context: ir.Context, remarks: Remarks | None = None
 ) -> passmanager.PassManager:

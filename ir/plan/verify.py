@@ -13,14 +13,13 @@ One pass over the global list, and one instruction is named where it fails. Prov
 From this follows what need not be checked. Every instruction stands behind those that it waits for, and each process
 runs its part of the list in the list's order, so the first instruction that is not done waits for nothing: the step
 ends however many processes there are, and however few launches a device's queue takes (32 on XLA's CPU client) before
-the next one waits. That holds for `project`'s lists; `verify_parts` proves that lists from elsewhere are these.
+the next one waits. A process's list is that of `project`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import Final, Literal, TypeAlias
 
 from rhino.ir.diagnostics import RhinoError
@@ -31,12 +30,10 @@ from rhino.ir.plan.instructions import (
     Free,
     Global,
     Layout,
-    Local,
     Run,
     Step,
     StepProgram,
     Transfer,
-    project,
     reads,
     writes,
 )
@@ -104,30 +101,6 @@ def verify_plan(plan: Plan, execution: Execution) -> None:
             raise RhinoError(
                 "RHI-STEP-006", f"{words} of the step is {_words(layout)}, and the plan says {tensor.kind}", fix=_FIX
             )
-
-
-def verify_parts(step: Step, parts: Sequence[tuple[Sequence[int], Sequence[Local]]]) -> None:
-    """Proves that processes that hold these ranks and these lists run `step` between them.
-
-    Raises:
-        RhinoError: RHI-STEP-009 where a rank is with no process or with two, or a list is not the process's part of the
-            step.
-    """
-    assigned = sorted(rank for ranks, _ in parts for rank in ranks)
-    if assigned != list(range(step.num_ranks)):
-        raise RhinoError(
-            "RHI-STEP-009",
-            f"the processes hold ranks {assigned}, expected each of 0 .. {step.num_ranks - 1} once",
-            fix=_FIX,
-        )
-    for ranks, found in parts:
-        for at, (expected, got) in enumerate(zip_longest(project(step, ranks), found)):
-            if expected != got:
-                what = (
-                    f"instruction {at} of the process with ranks {list(ranks)} is {got or 'missing'}, "
-                    f"expected {expected or 'none'}"
-                )
-                raise RhinoError("RHI-STEP-009", what, fix=_FIX)
 
 
 def _check_programs(step: Step) -> None:

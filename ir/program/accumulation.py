@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 MICRO_BATCHES: Final = "rhino.micro_batches"
 """On a `stablehlo.while`: it runs once for each of so many micro-batches."""
 
-STAGE: Final = "rhino.stage"
-"""On an op of the loop's body its virtual stage, on one after the loop its stage."""
-
 AnyValue = ir.Value[Any]
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from rhino.ir.cluster.mesh import mesh_of_shape
 from rhino.ir.diagnostics import RhinoError
@@ -31,16 +31,12 @@ from rhino.ir.program.stored_shapes import VIEW, view_attribute
 from rhino.ir.units import format_bytes
 from rhino.passes.base import Pass, Remarks, opt
 from rhino.passes.layout.nested_reads import read_inside
+from rhino.passes.layout.shapes import CONSTRAINT, RESHAPE, Shape, is_uniform, make_in, retype, retype_loop
 from rhino.passes.layout.viewed_ops import (
-    CONSTRAINT,
-    RESHAPE,
     Seen,
-    Shape,
     can_rewrite,
     cut_of,
-    made_in,
     reshaped,
-    retype,
     rewrite,
     split_dims,
     store,
@@ -195,23 +191,17 @@ class _Rewriter:
         carried = self.program.graph.results(loop.op)
         self.read(op, operands, [self.seen(value, result) for value, result in zip(operands, carried, strict=True)])
         if op.name == WHILE:
-            loop_values = [*op.results, *(value for region in op.regions for value in region.blocks[0].arguments)]
-            # Three times: of the loop, its condition and its body.
-            for value, result in zip(loop_values, [*carried] * 3, strict=True):
-                retype(value, self.seen(result, result).viewed)
+            retype_loop(op, [self.seen(result, result).viewed for result in carried])
 
     def read(self, op: ir.Operation, operands: Sequence[int], seen: Sequence[Seen]) -> None:
         """Makes `op` read its operands as they are to be seen, through a reshape where they are stored otherwise."""
         for position, (value, one) in enumerate(zip(operands, seen, strict=True)):
             if self.seen(value, value).viewed != one.viewed:
-                made = self.made(value, one.viewed)
-                op.operands[position] = made if made is not None else reshaped(op.operands[position], one.viewed, op)
-
-    def made(self, value: int, shape: Shape) -> ir.Value[Any] | None:
-        """Returns a value that every reader can compute for itself, in another shape; None for other values."""
-        number = int(self.program.graph.value_op[value])
-        free = number >= 0 and self.program.graph.cls(number).free
-        return made_in(self.program.ops[number], shape) if free else None
+                made_by = int(self.program.graph.value_op[value])
+                if made_by >= 0 and self.program.graph.cls(made_by).free and is_uniform(self.program.ops[made_by]):
+                    op.operands[position] = make_in(self.program.ops[made_by], one.viewed)
+                else:
+                    op.operands[position] = reshaped(op.operands[position], one.viewed, op)
 
 
 def _set_boundary(program: Program, side: Side, seen: Sequence[Seen]) -> None:

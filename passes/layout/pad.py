@@ -36,8 +36,8 @@ from rhino.ir.units import format_bytes
 from rhino.passes.base import Remarks, opt
 from rhino.passes.frontend.tidy import tidy
 from rhino.passes.layout.nested_reads import read_inside
-from rhino.passes.layout.padded_ops import can_pad, is_made_anew, make_anew, masked, resized, rewrite
-from rhino.passes.layout.viewed_ops import retype
+from rhino.passes.layout.padded_ops import can_pad, is_made_anew, masked, resized, rewrite
+from rhino.passes.layout.shapes import make_in, retype, retype_loop
 from rhino.passes.sharding.planning_pass import AUTO, PLANNING_ERRORS, PlanningPass
 from rhino.passes.with_rules import renew_rules, with_rules
 from rhino.strategies.layout.padding import Pads, Seed, Shape, find_pads
@@ -244,10 +244,7 @@ class _Rewriter:
         operands, results = graph.operands(number).tolist(), graph.results(number)
         self.read(op, operands, shapes)
         if op.name == WHILE:
-            loop_values = [*op.results, *(value for region in op.regions for value in region.blocks[0].arguments)]
-            # Three times: of the loop, its condition and its body.
-            for inner, carried in zip(loop_values, [*results] * 3, strict=True):
-                retype(inner, self.stored(carried))
+            retype_loop(op, [self.stored(carried) for carried in results])
         if op.name in (WHILE, YIELD):
             return
         for mask in self.masks.read.get(number, ()):
@@ -287,7 +284,7 @@ class _Rewriter:
             if self.stored(value) == shape:
                 continue
             if self.made_anew[value]:
-                op.operands[position] = make_anew(self.program.ops[int(self.program.graph.value_op[value])], shape)
+                op.operands[position] = make_in(self.program.ops[int(self.program.graph.value_op[value])], shape)
             else:
                 with ir.InsertionPoint(op), op.location:
                     op.operands[position] = resized(op.operands[position], shape)

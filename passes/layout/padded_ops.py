@@ -15,8 +15,20 @@ from rhino.ir.graph.graph import OpClass
 from rhino.ir.graph.rules import RULE
 from rhino.ir.mlir.bindings import ir, stablehlo
 from rhino.ir.program.identity import make_constant
-from rhino.passes.layout.viewed_ops import BARRIER, CONSTRAINT, RESHAPE, made_in, shape_of, with_shape, works_by_element
-from rhino.strategies.layout.padding import Shape
+from rhino.passes.layout.shapes import (
+    BARRIER,
+    CONSTRAINT,
+    RESHAPE,
+    Shape,
+    element_of,
+    int_array,
+    ints,
+    is_uniform,
+    retype,
+    shape_of,
+    with_shape,
+    works_by_element,
+)
 
 _GATHER, _SCATTER, _SLICE, _DYNAMIC_SLICE = (
     "stablehlo.gather",
@@ -51,35 +63,14 @@ def can_pad(op: ir.Operation, cls: OpClass) -> bool:
     if cls.rule is None:
         return False
     if op.name == _SCATTER:
-        kind = _element(op.operands[1])
+        kind = element_of(op.operands[1])
         return len(op.results) == 1 and (not kind.is_unsigned or kind.width >= _WIDE_BITS)
     return op.name in _ABLE or works_by_element(op, cls)
 
 
 def is_made_anew(op: ir.Operation) -> bool:
     """Says whether each reader of an op's result can make it in the shape that it wants."""
-    match op.name:
-        case "stablehlo.constant":
-            value = op.attributes["value"]
-            # The bindings do not read complex constants.
-            is_read = not isinstance(_element(op.results[0]), ir.ComplexType)
-            return is_read and isinstance(value, ir.DenseElementsAttr) and value.is_splat
-        case "stablehlo.broadcast_in_dim":
-            return not shape_of(op.operands[0])
-    return op.name == _IOTA
-
-
-def make_anew(op: ir.Operation, shape: Shape) -> ir.Value[Any]:
-    """Returns the result of an op that `is_made_anew`, made in another shape beside it."""
-    if op.name != _IOTA:
-        made = made_in(op, shape)
-        assert made is not None
-        return made
-    with ir.InsertionPoint.after(op), op.location:
-        result: ir.Value[Any] = stablehlo.IotaOp(
-            with_shape(op.results[0].type, shape), op.attributes["iota_dimension"]
-        ).result
-    return result
+    return op.name == _IOTA or is_uniform(op)
 
 
 def resized(value: ir.Value[Any], shape: Shape) -> ir.Value[Any]:
@@ -131,16 +122,16 @@ def rewrite(op: ir.Operation, shapes: Sequence[Shape], own: Sequence[Shape]) -> 
     first, result = shapes[0], shapes[len(op.operands)]
     match op.name:
         case "stablehlo.slice":
-            limits = zip(first, own[0], tuple(ir.DenseI64ArrayAttr(op.attributes["limit_indices"])), strict=True)
-            op.attributes["limit_indices"] = _int_array([new if new != old else limit for new, old, limit in limits])
+            limits = zip(first, own[0], ints(op, "limit_indices"), strict=True)
+            op.attributes["limit_indices"] = int_array([new if new != old else limit for new, old, limit in limits])
         case "stablehlo.dynamic_slice":
-            op.attributes["slice_sizes"] = _int_array(result)
+            op.attributes["slice_sizes"] = int_array(result)
         case "stablehlo.gather":
             _rewrite_gather(op, first, own[0])
         case "stablehlo.scatter":
             _rewrite_scatter(op, shapes, own)
     for value, shape in zip(op.results, shapes[len(op.operands) :], strict=True):
-        value.set_type(with_shape(value.type, shape))
+        retype(value, shape)
 
 
 def _rewrite_gather(op: ir.Operation, shape: Shape, own: Shape) -> None:
@@ -149,10 +140,10 @@ def _rewrite_gather(op: ir.Operation, shape: Shape, own: Shape) -> None:
     XLA would clamp to the padded size.
     """
     numbers = stablehlo.GatherDimensionNumbers(op.attributes["dimension_numbers"])
-    sizes = tuple(ir.DenseI64ArrayAttr(op.attributes["slice_sizes"]))
+    sizes = ints(op, "slice_sizes")
     largest = [old - 1 if old != new and size == 1 else None for old, new, size in zip(own, shape, sizes, strict=True)]
     taken = zip(sizes, own, shape, strict=True)
-    op.attributes["slice_sizes"] = _int_array([new if size == old else size for size, old, new in taken])
+    op.attributes["slice_sizes"] = int_array([new if size == old else size for size, old, new in taken])
     bounds = [largest[dim] for dim in numbers.start_index_map]
     if any(bound is not None for bound in bounds):
         with ir.InsertionPoint(op), op.location:
@@ -185,11 +176,11 @@ def _rewrite_scatter(op: ir.Operation, shapes: Sequence[Shape], own: Sequence[Sh
 
 def _nowhere(indices: ir.Value[Any]) -> int:
     """Returns an index that no dim has: below zero, or the largest where there is nothing below."""
-    return _largest(indices) if _element(indices).is_unsigned else -1
+    return _largest(indices) if element_of(indices).is_unsigned else -1
 
 
 def _largest(indices: ir.Value[Any]) -> int:
-    kind = _element(indices)
+    kind = element_of(indices)
     return int(2 ** (kind.width - (0 if kind.is_unsigned else 1)) - 1)
 
 
@@ -202,19 +193,11 @@ def _per_component(indices: ir.Value[Any], vector_dim: int, bounds: Sequence[int
     numbers = [most if bound is None else min(bound, most) for bound in bounds]
     if len(set(numbers)) == 1:
         return make_constant(indices.type, numbers[0])
-    kind = ir.RankedTensorType.get([len(numbers)], _element(indices))
+    kind = ir.RankedTensorType.get([len(numbers)], element_of(indices))
     row = stablehlo.ConstantOp(ir.Attribute.parse(f"dense<{numbers}> : {kind}")).result
     result: ir.Value[Any] = stablehlo.BroadcastInDimOp(indices.type, row, [vector_dim]).result
     return result
 
 
-def _element(value: ir.Value[Any]) -> Any:  # noqa: ANN401 - some element type
-    return ir.RankedTensorType(value.type).element_type
-
-
 def _direction(name: str) -> ir.Attribute:
     return ir.Attribute(stablehlo.ComparisonDirectionAttr.get(name))
-
-
-def _int_array(numbers: Sequence[int]) -> ir.Attribute:
-    return ir.Attribute(ir.DenseI64ArrayAttr.get(list(numbers)))

@@ -14,15 +14,21 @@ from rhino.ir.graph.graph import OpClass
 from rhino.ir.graph.rules import RULE
 from rhino.ir.mlir.bindings import ir, sdy, stablehlo
 from rhino.ir.mlir.boundary import Attributes
-from rhino.ir.program.numerics import FUSIBLE
+from rhino.passes.layout.shapes import (
+    BARRIER,
+    CONSTRAINT,
+    RESHAPE,
+    Shape,
+    int_array,
+    ints,
+    retype,
+    shape_of,
+    with_shape,
+    works_by_element,
+)
 from rhino.strategies.layout.blocked_views import View
 from rhino.strategies.structure.factor_links import Cut
 
-Shape = tuple[int, ...]
-
-CONSTRAINT: Final = "sdy.sharding_constraint"
-RESHAPE: Final = "stablehlo.reshape"
-BARRIER: Final = "stablehlo.optimization_barrier"
 _SLICE, _PAD, _CONCATENATE = "stablehlo.slice", "stablehlo.pad", "stablehlo.concatenate"
 _EDGES: Final = ("edge_padding_low", "edge_padding_high", "interior_padding")
 
@@ -73,10 +79,10 @@ def cut_of(op: ir.Operation) -> Cut | None:
     Returns None for other ops, and where elements are skipped or removed.
     """
     match op.name:
-        case "stablehlo.slice" if set(_ints(op, "strides")) <= {1}:
-            return Cut(0, (1,), (_ints(op, "start_indices"),))
+        case "stablehlo.slice" if set(ints(op, "strides")) <= {1}:
+            return Cut(0, (1,), (ints(op, "start_indices"),))
         case "stablehlo.pad":
-            low, high, interior = (_ints(op, name) for name in _EDGES)
+            low, high, interior = (ints(op, name) for name in _EDGES)
             return Cut(2, (0,), (low,)) if not any(interior) and min((*low, *high), default=0) >= 0 else None
         case "stablehlo.concatenate":
             return _joined(op)
@@ -104,18 +110,6 @@ def can_rewrite(op: ir.Operation, cls: OpClass) -> bool:
     if cls.rule is None or op.name in _HANDLERS or op.name in _INDEXED:
         return cls.rule is not None
     return works_by_element(op, cls)
-
-
-def works_by_element(op: ir.Operation, cls: OpClass) -> bool:
-    """Says whether an op works element by element, on tensors of one shape and scalars.
-
-    None of its attributes may number dims.
-    """
-    assert cls.rule is not None
-    numbers_dims = any(isinstance(op.attributes[name], ir.DenseI64ArrayAttr) for name in op.attributes)
-    return (
-        op.name in FUSIBLE and not numbers_dims and {*cls.rule.operands, *cls.rule.results} <= {cls.rule.results[0], ()}
-    )
 
 
 def rewrite(op: ir.Operation, seen: Sequence[Seen], cut: Cut | None) -> ir.Operation:
@@ -149,38 +143,13 @@ def _rewrite_indexed(op: ir.Operation, seen: Sequence[Seen]) -> ir.Operation:
     indices = [op.operands[num_tensors + dim] for dim, new in enumerate(seen[0].dims) for _ in new]
     attributes = {name: op.attributes[name] for name in op.attributes}
     if "slice_sizes" in attributes:
-        attributes["slice_sizes"] = _int_array(seen[-1].viewed)
+        attributes["slice_sizes"] = int_array(seen[-1].viewed)
     kinds = [with_shape(op.results[0].type, seen[-1].viewed)]
     with ir.InsertionPoint(op), op.location:
         new = ir.Operation.create(op.name, kinds, [*list(op.operands)[:num_tensors], *indices], attributes)
     op.results[0].replace_all_uses_with(new.results[0])
     op.erase()
     return new
-
-
-def made_in(op: ir.Operation, shape: Shape) -> ir.Value[Any] | None:
-    """Returns a constant of one element value, or a broadcast scalar, made anew in another shape beside it.
-
-    Returns None for other ops.
-    """
-    match op.name:
-        case "stablehlo.broadcast_in_dim" if not shape_of(op.operands[0]):
-            changed = {}
-        case "stablehlo.constant" if (
-            isinstance(value := op.attributes["value"], ir.DenseElementsAttr) and value.is_splat
-        ):
-            changed = {
-                "value": ir.DenseElementsAttr.get_splat(with_shape(op.results[0].type, shape), value.get_splat_value())
-            }
-        case _:
-            return None
-    attributes = {name: op.attributes[name] for name in op.attributes if name != RULE}
-    with ir.InsertionPoint.after(op), op.location:
-        made = ir.Operation.create(
-            op.name, [with_shape(op.results[0].type, shape)], list(op.operands), {**attributes, **changed}
-        )
-    result: ir.Value[Any] = made.results[0]
-    return result
 
 
 def reshaped(value: ir.Value[Any], shape: Shape, before: ir.Operation) -> ir.Value[Any]:
@@ -201,17 +170,6 @@ def store(op: ir.Operation, result: ir.Value[Any], shape: Shape) -> None:
         last = stablehlo.ReshapeOp(with_shape(result.type, shape), result).result
     for use in uses:
         use.owner.operands[use.operand_number] = last
-
-
-def retype(value: ir.Value[Any], shape: Shape) -> None:
-    """Gives a value another shape; what defines it must have been rewritten for that."""
-    if _is_tensor(value):
-        value.set_type(with_shape(value.type, shape))
-
-
-def shape_of(value: ir.Value[Any]) -> Shape:
-    """Returns the shape of a tensor."""
-    return tuple(ir.RankedTensorType(value.type).shape)
 
 
 def viewed_sharding(sharding: ir.Attribute, seen: Seen) -> ir.Attribute:
@@ -243,22 +201,22 @@ def _dot(op: ir.Operation, seen: Sequence[Seen]) -> Attributes:
 
 def _broadcast(op: ir.Operation, seen: Sequence[Seen]) -> Attributes:
     source, target = seen
-    pairs = zip(source.dims, _ints(op, "broadcast_dimensions"), strict=True)
+    pairs = zip(source.dims, ints(op, "broadcast_dimensions"), strict=True)
     # A dim of size 1 stays one dim: it is repeated along the blocks, and what it then is along the inside of each.
-    return {"broadcast_dimensions": _int_array(_flat(target.dims[to][: len(dims)] for dims, to in pairs))}
+    return {"broadcast_dimensions": int_array(_flat(target.dims[to][: len(dims)] for dims, to in pairs))}
 
 
 def _slice(op: ir.Operation, seen: Sequence[Seen]) -> Attributes:
-    start, limit = (_ints(op, name) for name in ("start_indices", "limit_indices"))
+    start, limit = (ints(op, name) for name in ("start_indices", "limit_indices"))
     return {
-        "start_indices": _int_array(seen[0].in_blocks(start, lambda block: 0)),
-        "limit_indices": _int_array(seen[0].in_blocks(limit, lambda block: block)),
-        "strides": _int_array((1,) * len(seen[0].viewed)),
+        "start_indices": int_array(seen[0].in_blocks(start, lambda block: 0)),
+        "limit_indices": int_array(seen[0].in_blocks(limit, lambda block: block)),
+        "strides": int_array((1,) * len(seen[0].viewed)),
     }
 
 
 def _pad(op: ir.Operation, seen: Sequence[Seen]) -> Attributes:
-    return {name: _int_array(seen[2].in_blocks(_ints(op, name), lambda block: 0)) for name in _EDGES}
+    return {name: int_array(seen[2].in_blocks(ints(op, name), lambda block: 0)) for name in _EDGES}
 
 
 def _concatenate(op: ir.Operation, seen: Sequence[Seen]) -> Attributes:
@@ -268,7 +226,7 @@ def _concatenate(op: ir.Operation, seen: Sequence[Seen]) -> Attributes:
 
 def _numbering(name: str) -> Callable[[ir.Operation, Sequence[Seen]], Attributes]:
     """Returns the handler of an op whose attribute `name` numbers dims of its first operand."""
-    return lambda op, seen: {name: _int_array(seen[0].numbers(_ints(op, name)))}
+    return lambda op, seen: {name: int_array(seen[0].numbers(ints(op, name)))}
 
 
 _CUTTING: Final = {_SLICE: _slice, _PAD: _pad, _CONCATENATE: _concatenate}
@@ -293,19 +251,5 @@ def _is_tensor(value: ir.Value[Any]) -> bool:
     return isinstance(value.type, ir.RankedTensorType)
 
 
-def with_shape(kind: ir.Type, shape: Shape) -> ir.Type:
-    """Returns a tensor type with another shape."""
-    ranked = ir.RankedTensorType(kind)
-    return ir.RankedTensorType.get(shape, ranked.element_type, ranked.encoding)
-
-
-def _ints(op: ir.Operation, name: str) -> Shape:
-    return tuple(ir.DenseI64ArrayAttr(op.attributes[name]))
-
-
 def _int(op: ir.Operation, name: str) -> int:
     return int(ir.IntegerAttr(op.attributes[name]).value)
-
-
-def _int_array(numbers: Sequence[int]) -> ir.Attribute:
-    return ir.Attribute(ir.DenseI64ArrayAttr.get(numbers))

@@ -14,7 +14,8 @@ from rhino.ir.mlir.boundary import Attributes, boundary_attributes, set_boundary
 from rhino.ir.mlir.donation import ALIAS
 from rhino.ir.mlir.reader import end_of, walk
 from rhino.ir.mlir.shardings import SHARDING
-from rhino.ir.program.accumulation import MICRO_BATCHES, STAGE
+from rhino.ir.program.accumulation import MICRO_BATCHES
+from rhino.ir.program.op_stages import remove_stages
 from rhino.ir.program.staged_module import StagedPart, argument_names, declare_step, program_boundary, write_staged
 
 _NAME: Final = "step_0"
@@ -30,8 +31,7 @@ def make_one_program(module: ir.Operation, entry: func.FuncOp) -> None:
         (ir.IntegerAttr(op.attributes[MICRO_BATCHES]).value for op in ops if MICRO_BATCHES in op.attributes), 1
     )
     for op in ops:
-        if STAGE in op.attributes:
-            del op.attributes[STAGE]
+        remove_stages(op)
     block = entry.regions[0].blocks[0]
     end = end_of(block)
     returned = list(end.operands)

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from rhino.ir.mlir.bindings import ir, sdy, stablehlo
 from rhino.ir.mlir.reader import end_of, maker_of
 from rhino.ir.mlir.shardings import SHARDING, per_value_attribute
-from rhino.ir.program.accumulation import STAGE, Accumulation, AnyValue
+from rhino.ir.plan.stages import Stage, VirtualStages
+from rhino.ir.program.accumulation import Accumulation, AnyValue
 from rhino.ir.program.identity import make_constant
+from rhino.ir.program.op_stages import set_stage, set_virtual_stage, virtual_stage_of
 from rhino.ir.program.program import CARRIED
 
 _ADD = "stablehlo.add"
@@ -28,13 +30,13 @@ class _Apart:
 
     `add` accumulates it from the values in `home`, and other ranks accumulate those in `others`.
 
-    Each group of values has the virtual stage in which all of them are there.
+    Each group of values has the stage in which all of them are there.
     """
 
     number: int
     add: ir.Operation
-    home: tuple[int, list[AnyValue]]
-    others: list[tuple[int, list[AnyValue]]]
+    home: tuple[Stage, list[AnyValue]]
+    others: list[tuple[Stage, list[AnyValue]]]
 
 
 def keep_sums_apart(program: Accumulation, num_stages: int) -> bool:
@@ -42,13 +44,13 @@ def keep_sums_apart(program: Accumulation, num_stages: int) -> bool:
 
     Returns whether it changed the loop; then `program` is out of date.
     """
-    found = list(_apart(program, 2 * num_stages - 2)) if program.num_micro_batches > 1 else []
+    found = list(_apart(program, VirtualStages(num_stages))) if program.num_micro_batches > 1 else []
     if found:
-        _Rewriter(program, 2 * num_stages - 2).run(found)
+        _Rewriter(program).run(found)
     return bool(found)
 
 
-def _apart(program: Accumulation, last: int) -> Iterator[_Apart]:
+def _apart(program: Accumulation, virtual: VirtualStages) -> Iterator[_Apart]:
     """Yields the sums whose summands are made on several ranks, and lie as the sum does."""
     shardings = _carried(program.loop)
     for number, argument, following in program.accumulated():
@@ -56,16 +58,17 @@ def _apart(program: Accumulation, last: int) -> Iterator[_Apart]:
         if add is None or add.name != _ADD or not ir.RankedTensorType(argument.type).shape:
             continue
         added = [operand for operand in add.operands if operand != argument]
-        if len(added) != 1 or _num_uses(argument) != 1 or _num_uses(following) != 1 or STAGE not in add.attributes:
+        at = virtual_stage_of(add)
+        if len(added) != 1 or _num_uses(argument) != 1 or _num_uses(following) != 1 or at is None:
             continue
-        groups: dict[int, tuple[int, list[AnyValue]]] = {}
-        home = _rank(_stage(add), last)
+        groups: dict[int, tuple[Stage, list[AnyValue]]] = {}
+        home = virtual.stage(at).device
         for value in _summands(added[0], add):
             made = maker_of(value)
-            inside = made is not None and made.block == add.block and STAGE in made.attributes
-            stage = _stage(made) if inside and made is not None else _stage(add)
-            latest, values = groups.get(_rank(stage, last), (0, []))
-            groups[_rank(stage, last)] = max(latest, stage), [*values, value]
+            inside = virtual_stage_of(made) if made is not None and made.block == add.block else None
+            stage = virtual.stage(at if inside is None else inside)
+            latest, values = groups.get(stage.device, (stage, []))
+            groups[stage.device] = max(latest, stage, key=lambda one: one.virtual), [*values, value]
         if len(groups) < 2:
             continue
         if home not in groups:
@@ -89,14 +92,6 @@ def _num_uses(value: AnyValue) -> int:
     return len(list(value.uses))
 
 
-def _stage(op: ir.Operation) -> int:
-    return int(ir.IntegerAttr(op.attributes[STAGE]).value)
-
-
-def _rank(stage: int, last: int) -> int:
-    return min(stage, last - stage)
-
-
 def _carried(loop: ir.Operation) -> list[ir.Attribute] | None:
     """Returns how what the loop carries is stored, where the program is sharded."""
     return list(ir.ArrayAttr(loop.attributes[CARRIED])) if CARRIED in loop.attributes else None
@@ -113,8 +108,8 @@ def _sharding(value: AnyValue) -> ir.Attribute | None:
 
 
 class _Rewriter:
-    def __init__(self, program: Accumulation, last: int) -> None:
-        self.loop, self.last, self.location = program.loop, last, program.loop.location
+    def __init__(self, program: Accumulation) -> None:
+        self.loop, self.location = program.loop, program.loop.location
         self.shardings = _carried(program.loop)
         self.starts: list[AnyValue] = []
         self.following: list[AnyValue] = []
@@ -132,7 +127,9 @@ class _Rewriter:
             total = result
             at = ir.InsertionPoint.after(loop)
             for number in numbers:
-                total = self.add(total, loop.results[number], _rank(one.home[0], self.last), one.number, at)
+                added = self.add(total, loop.results[number], one.number, at)
+                set_stage(added, one.home[0].device)
+                total = added.results[0]
             for use in users:
                 use.owner.operands[use.operand_number] = total
 
@@ -145,7 +142,7 @@ class _Rewriter:
         )
         unread = maker_of(one.add.operands[old])
         one.add.operands[old] = self.sum(values, stage, one.number, before)
-        one.add.attributes[STAGE] = _number(stage)
+        set_virtual_stage(one.add, stage.virtual)
         numbers = []
         for latest, group in one.others:
             kind = one.add.results[0].type
@@ -160,27 +157,28 @@ class _Rewriter:
             *_, argument = self.loop.regions[1].blocks[0].arguments
             total = self.sum(group, latest, one.number, before)
             numbers.append(len(self.loop.results) + len(self.following))
-            self.following.append(self.add(argument, total, latest, one.number, before))
+            self.following.append(self.sum([argument, total], latest, one.number, before))
             if self.shardings is not None:
                 self.more_shardings.append(self.shardings[one.number])
         self.joined.append((one, numbers))
         _erase_unread(unread)
 
-    def sum(self, values: list[AnyValue], stage: int, number: int, at: ir.InsertionPoint) -> AnyValue:
+    def sum(self, values: list[AnyValue], stage: Stage, number: int, at: ir.InsertionPoint) -> AnyValue:
+        """Returns the sum of values of a micro-batch, made in a stage."""
         total, *others = values
         for value in others:
-            total = self.add(total, value, stage, number, at)
+            added = self.add(total, value, number, at)
+            set_virtual_stage(added, stage.virtual)
+            total = added.results[0]
         return total
 
-    def add(self, left: AnyValue, right: AnyValue, stage: int, number: int, at: ir.InsertionPoint) -> AnyValue:
-        """Returns the sum of two values, in a stage, stored as the loop carries `number`."""
+    def add(self, left: AnyValue, right: AnyValue, number: int, at: ir.InsertionPoint) -> ir.Operation:
+        """Returns the sum of two values, stored as the loop carries `number`."""
         with at, self.location:
-            made = stablehlo.AddOp(left, right)
-        made.operation.attributes[STAGE] = _number(stage)
+            made: ir.Operation = stablehlo.AddOp(left, right).operation
         if self.shardings is not None:
-            made.operation.attributes[SHARDING] = per_value_attribute([self.shardings[number]])
-        result: AnyValue = made.result
-        return result
+            made.attributes[SHARDING] = per_value_attribute([self.shardings[number]])
+        return made
 
     def rebuilt(self) -> ir.Operation:
         """Returns the loop with the new sums."""
@@ -211,7 +209,3 @@ def _erase_unread(op: ir.Operation | None) -> None:
         op.erase()
         for made in makers:
             _erase_unread(made)
-
-
-def _number(value: int) -> ir.Attribute:
-    return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), value)

@@ -1,13 +1,13 @@
 """Write on every op of a training step the pipeline stage that it belongs to.
 
 Reads     the loop with `rhino.micro_batches` (docs/pipelines.md), or where there is none the whole step as one
-          micro-batch; existing `rhino.stage` on ops, as constraints; `sdy.mesh`, `sdy.sharding` and `rhino.strategy`,
-          by which work and bytes are those of one device; `rhino.stage_boundary` on barriers
-          (passes/frontend/stage_marks.py); a missing `sdy.sharding_rule` is made for the time of the pass.
-Writes    `rhino.stage = v : i64` on each op of the loop's body, a virtual stage, and on each op after it, a stage;
+          micro-batch; existing `rhino.virtual_stage` and `rhino.stage` on ops, as constraints; `sdy.mesh`,
+          `sdy.sharding` and `rhino.strategy`, by which work and bytes are those of one device; `rhino.stage_boundary`
+          on barriers (passes/frontend/stage_marks.py); a missing `sdy.sharding_rule` is made for the time of the pass.
+Writes    `rhino.virtual_stage = v : i64` on each op of the loop's body, `rhino.stage = s : i64` on each op after it,
           `rhino.num_stages` on the module. Without a loop, on each op of the step; those that update arguments have a
-          stage. A loop inside has one stage with all that is in it. Takes the marks out; adds, removes and changes no
-          other op.
+          stage, all others a virtual one. A loop inside has one stage with all that is in it. Takes the marks out;
+          adds, removes and changes no other op.
 Errors    RHI-STAGE-001 no such number of stages, RHI-STAGE-002 the tolerance is malformed, RHI-STAGE-003 existing
           stages cannot be honoured, RHI-STAGE-004 no cut fits the budget, RHI-STAGE-005 the steps are spent,
           RHI-CLI-001 a malformed budget, RHI-SCHED-001 no such schedule, or it does not take such stages,
@@ -26,13 +26,23 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from rhino.ir.arrays import Bools, Floats, Ints
+from rhino.ir.arrays import Bools, Floats
 from rhino.ir.cluster.cluster import Cluster, load_cluster, mesh_axes
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.graph.graph import Graph
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.locations import place_of
-from rhino.ir.program.accumulation import MICRO_BATCHES, STAGE, accumulation_loop
+from rhino.ir.plan.stages import VirtualStages
+from rhino.ir.program.accumulation import MICRO_BATCHES, accumulation_loop
+from rhino.ir.program.op_stages import (
+    STAGE,
+    VIRTUAL_STAGE,
+    refuse_misplaced,
+    set_stage,
+    set_virtual_stage,
+    stage_of,
+    virtual_stage_of,
+)
 from rhino.ir.program.program import Program
 from rhino.ir.program.staged_module import NUM_STAGES
 from rhino.ir.units import fits_text, format_bytes, format_seconds, parse_size
@@ -46,7 +56,7 @@ from rhino.strategies.pipeline.activation_stash import Handing
 from rhino.strategies.pipeline.schedules import DEFAULT, Order, Pipeline, make_order
 from rhino.strategies.pipeline.split_backward_cost import split_backward_cost
 from rhino.strategies.pipeline.stages.marks import marked_stages
-from rhino.strategies.pipeline.stages.places import op_stages
+from rhino.strategies.pipeline.stages.places import OpStages, op_stages
 from rhino.strategies.pipeline.stages.stage_graph import Staging, make_staging
 from rhino.strategies.pipeline.stages.stage_problem import OPEN, StageProblem
 from rhino.strategies.solver.answer import Infeasible, Unsolved
@@ -101,11 +111,11 @@ class PipelineStages(Pass):
         """Annotates `module` in place."""
         tolerance = parse_tolerance(self.tolerance)
         if self.stages < 1:
-            raise _bad_number(f"{self.stages} stageswere requested", "ask for one or more")
+            raise _bad_number(f"{self.stages} stages were requested", "ask for one or more")
         ranks = self.ranks or self.stages
         if ranks < 1 or self.stages % ranks:
             raise _bad_number(
-                f"{self.stages} stageswere requested on {ranks} ranks", "ask for a number that the ranks divide"
+                f"{self.stages} stages were requested on {ranks} ranks", "ask for a number that the ranks divide"
             )
         cluster = load_cluster(self.cluster)
         with whole_program(module, remarks) as program:
@@ -133,10 +143,16 @@ class PipelineStages(Pass):
         # The last stage's forward and backward passes are one program.
         apart = split_backward_cost(plan, model, handing) if self.stages > 1 else None
         link = mesh_axes(cluster, (ranks, cluster.num_devices // ranks))[0].link if ranks > 1 else None
+        body, after = (
+            [program.ops[one] for one in np.flatnonzero(part).tolist()] for part in (parts.body, parts.apply)
+        )
+        refuse_misplaced(body, after, program.file)
         pins = {
-            number: ir.IntegerAttr(op.attributes[STAGE]).value
+            number: stage
             for number, op in enumerate(program.ops)
-            if STAGE in op.attributes and (parts.body[number] or parts.apply[number]) and not parts.free[number]
+            if not parts.free[number]
+            and (stage := virtual_stage_of(op) if parts.body[number] else stage_of(op)) is not None
+            and (parts.body[number] or parts.apply[number])
         }
         pins = {**self._marked(program, parts), **pins}
         _check_range(program, pins, parts.apply, self.stages)
@@ -152,7 +168,7 @@ class PipelineStages(Pass):
                 "the step computes nothing, so no stage has anything to do", "shard it alone, with --auto-shard"
             )
         if working < self.stages:
-            what = f"{self.stages} stageswere requested, and the step has {working} ops that compute"
+            what = f"{self.stages} stages were requested, and the step has {working} ops that compute"
             raise _bad_number(what, f"ask for at most {working}, or give loops in it unrolled: each counts as one")
         _check_order(program, staging, pins)
         return staging
@@ -214,14 +230,14 @@ def _bad_number(what: str, fix: str) -> RhinoError:
 
 def _check_range(program: Program, pins: dict[int, int], apply: Bools, num_stages: int) -> None:
     for op, stage in pins.items():
-        most = num_stages - 1 if apply[op] else 2 * num_stages - 2
+        most = num_stages - 1 if apply[op] else VirtualStages(num_stages).last
         if not 0 <= stage <= most:
             raise RhinoError(
                 "RHI-STAGE-003",
                 f"'{program.ops[op].name}' is to be in {'' if apply[op] else 'virtual '}stage {stage}, of 0 to {most}",
                 place_of(program.ops[op].location, program.file),
-                (f"{num_stages} stageswere requested",),
-                f"choose one of these, or remove its {STAGE}",
+                (f"{num_stages} stages were requested",),
+                f"choose one of these, or remove its {STAGE if apply[op] else VIRTUAL_STAGE}",
             )
 
 
@@ -258,7 +274,7 @@ def _contradiction(program: Program, pins: dict[int, int], first: int, second: i
             f"'{one.name}' is at {place_of(one.location, program.file)}",
             "along the program virtual stages may only grow",
         ),
-        f"remove the {STAGE} of one of them",
+        f"remove the {VIRTUAL_STAGE} of one of them",
     )
 
 
@@ -303,10 +319,14 @@ def _largest(graph: Graph, program: Program) -> list[str]:
     ]
 
 
-def _write(program: Program, stages: Ints) -> None:
-    for number, stage in enumerate(stages.tolist()):
-        if stage != OPEN and program.ops[number].name != "stablehlo.return":
-            program.ops[number].attributes[STAGE] = _number(stage)
+def _write(program: Program, stages: OpStages) -> None:
+    for op, virtual, stage in zip(program.ops, stages.virtual.tolist(), stages.device.tolist(), strict=True):
+        if op.name == "stablehlo.return":
+            continue
+        if virtual != OPEN:
+            set_virtual_stage(op, virtual)
+        elif stage != OPEN:
+            set_stage(op, stage)
 
 
 def _remarks(program: Program, staging: Staging, answer: StageAnswer) -> Iterator[tuple[Place, str]]:

@@ -1,13 +1,14 @@
 """Compute values of the forward pass again for the backward pass, instead of keeping them.
 
 Reads     the loop with `rhino.micro_batches` (docs/pipelines.md), or where there is none the whole step as one
-          micro-batch; `rhino.stage` on ops; a missing `sdy.sharding_rule` is made for the time of the pass.
+          micro-batch; `rhino.virtual_stage` on ops; a missing `sdy.sharding_rule` is made for the time of the pass.
 Writes    copies of ops of the forward pass, with their attributes, right before the first op of the backward pass that
           reads what their piece makes; these reads go to the copies. What a copy reads of the forward pass goes through
           an `optimization_barrier`, with a value of the backward pass that is there only then: so nothing merges copies
-          with originals or moves them up. A copy of an op of virtual stage v is in stage 2d-2-v. What the user
+          with originals or moves them up. A copy of an op of virtual stage v is in virtual stage 2d-2-v. What the user
           recomputes already stays as it is, and what that starts from is kept.
-Errors    RHI-REMAT-001 `remat` is malformed, RHI-CLUSTER-001 unknown preset, RHI-CLUSTER-002 malformed file,
+Errors    RHI-REMAT-001 `remat` is malformed, RHI-STAGE-003 a stage where a virtual stage stands, or the other
+          way round, RHI-CLUSTER-001 unknown preset, RHI-CLUSTER-002 malformed file,
           RHI-READ-005 no entry function, RHI-SHARD-001 a sharding that the module's mesh does not have, RHI-LOCAL-001
           an op that cannot run between the shardings around it, RHI-MESH-001 a mesh that is larger than the cluster.
 Source    strategies/remat/rematerialization.py. Checkpoints between pieces: Chen, Xu, Zhang and Guestrin, "Training
@@ -21,22 +22,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Final
 
+import numpy as np
+
 from rhino.ir.cluster.cluster import Cluster, load_cluster
 from rhino.ir.diagnostics import Place, RhinoError
-from rhino.ir.graph.graph import WHILE, Graph, Loop
+from rhino.ir.graph.graph import WHILE, Graph
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.locations import place_of
 from rhino.ir.mlir.reader import entry_function
-from rhino.ir.program.accumulation import MICRO_BATCHES, STAGE, accumulation_loop
+from rhino.ir.plan.stages import VirtualStages
+from rhino.ir.program.accumulation import MICRO_BATCHES, accumulation_loop
+from rhino.ir.program.op_stages import latest_stage_of, num_stages_of, refuse_misplaced, virtual_stage_of
 from rhino.ir.program.program import Program, ops_of
-from rhino.ir.program.staged_module import NUM_STAGES
 from rhino.ir.units import format_bytes, format_seconds
 from rhino.passes.base import Pass, Remarks, opt
 from rhino.passes.pipeline.rematerialize_ops import write_blocks
 from rhino.passes.pipeline.sharded_step import SHARDED_ERRORS, sharded_figures
 from rhino.passes.sharding.planning_pass import DEFAULT_CLUSTER
 from rhino.passes.unsharded import WHOLE_ERRORS, whole_program
-from rhino.strategies.remat.remat_graph import ONE_STAGE, Stash, stash_of
+from rhino.strategies.remat.remat_graph import Stash, stash_of
 from rhino.strategies.structure.training_phases import TrainingPhases, parts_of
 
 if TYPE_CHECKING:
@@ -63,6 +67,7 @@ class Rematerialize(Pass):
     name: ClassVar[str] = "rhino-remat"
     errors: ClassVar[tuple[str, ...]] = (
         "RHI-REMAT-001",
+        "RHI-STAGE-003",
         "RHI-CLUSTER-001",
         "RHI-CLUSTER-002",
         *WHOLE_ERRORS,
@@ -91,7 +96,7 @@ class Rematerialize(Pass):
         stash = _with_slices(begun, in_flight)
         choices = choose(stash, remat, in_flight)
         blocks = [block for choice in choices for block in choice.blocks]
-        write_blocks(program, begun.parts, stash, blocks, 2 * begun.num_stages - 2)
+        write_blocks(program, begun.parts, stash, blocks, VirtualStages(begun.num_stages))
         for place, text in _remarks(program, stash, choices, staged=begun.is_staged):
             remarks.add(self.name, place, text)
 
@@ -114,16 +119,22 @@ class Begun:
 def begin(program: Program, module: ir.Operation, cluster: Cluster) -> Begun:
     """Returns what a step saves for the backward pass. Raises as the pass does."""
     loop = accumulation_loop(program)
-    stages = _stages(program, loop)
     seconds = sharded_figures(program, module, cluster).seconds
     parts = parts_of(program.graph, loop, seconds)
+    body, after = ([program.ops[one] for one in np.flatnonzero(part).tolist()] for part in (parts.body, parts.apply))
+    refuse_misplaced(body, after, program.file)
+    inside = range(len(program.ops)) if loop is None else range(loop.op + 1, loop.end)
+    marks = [virtual for one in inside if (virtual := virtual_stage_of(program.ops[one])) is not None]
+    num_stages = num_stages_of(module, marks) if marks else 1
+    found = {one: latest_stage_of(program.ops[one], VirtualStages(num_stages)) for one in inside}
+    stages = [found.get(number) or 0 for number in range(len(program.ops))]
     count = ir.IntegerAttr(program.ops[loop.op].attributes[MICRO_BATCHES]).value if loop is not None else 1
     return Begun(
         program.graph,
         parts,
-        stash_of(program.graph, parts, stages),
-        _num_stages(module, stages),
-        stages is not None,
+        stash_of(program.graph, parts, stages, num_stages),
+        num_stages,
+        bool(marks),
         count,
     )
 
@@ -209,27 +220,6 @@ def _with_slices(begun: Begun, in_flight: Mapping[int, int]) -> Stash:
         for value in unit.makes
     }
     return replace(begun.stash, saved=begun.stash.saved | slices)
-
-
-def _stages(program: Program, loop: Loop | None) -> list[int] | None:
-    """Returns the virtual stage of each op of a micro-batch, or None where no op has one.
-
-    Ops without a stage cost nothing.
-    """
-    inside = range(len(program.ops)) if loop is None else range(loop.op + 1, loop.end)
-    found = [ONE_STAGE] * len(program.ops)
-    marked = [number for number in inside if STAGE in program.ops[number].attributes]
-    for number in marked:
-        found[number] = ir.IntegerAttr(program.ops[number].attributes[STAGE]).value
-    return found if marked else None
-
-
-def _num_stages(module: ir.Operation, stages: list[int] | None) -> int:
-    if stages is None:
-        return 1
-    return (
-        ir.IntegerAttr(module.attributes[NUM_STAGES]).value if NUM_STAGES in module.attributes else max(stages) // 2 + 1
-    )
 
 
 def _remarks(

@@ -12,8 +12,10 @@ from rhino.ir.mlir.bindings import ir, sdy, stablehlo
 from rhino.ir.mlir.boundary import boundary_attributes
 from rhino.ir.mlir.reader import maker_of, walk
 from rhino.ir.mlir.shardings import SHARDING, module_mesh, per_value_attribute
-from rhino.ir.program.accumulation import STAGE, AnyValue, reads_of
+from rhino.ir.plan.stages import VirtualStages
+from rhino.ir.program.accumulation import AnyValue, reads_of
 from rhino.ir.program.named_tensors import open_attribute
+from rhino.ir.program.op_stages import latest_stage_of, set_virtual_stage, virtual_stage_of
 from rhino.ir.program.program import CARRIED, Program
 from rhino.strategies.remat.remat_graph import Stash
 from rhino.strategies.structure.training_phases import TrainingPhases
@@ -23,11 +25,11 @@ if TYPE_CHECKING:
 
 
 def write_blocks(
-    program: Program, parts: TrainingPhases, stash: Stash, blocks: Sequence[Block], last_stage: int
+    program: Program, parts: TrainingPhases, stash: Stash, blocks: Sequence[Block], virtual: VirtualStages
 ) -> None:
     """Writes the copies that `blocks` ask for, and points the backward pass at them."""
     if blocks:
-        _Writer(program, parts, stash, last_stage).write(blocks)
+        _Writer(program, parts, stash, virtual).write(blocks)
 
 
 @dataclass(eq=False)
@@ -37,23 +39,22 @@ class _Draft:
     `made` has the copies' values once the copies are made.
     """
 
-    stage: int
+    virtual: int
     ops: list[int]
     fenced: list[AnyValue]
     made: dict[AnyValue, AnyValue] = field(default_factory=dict)
 
-    def serves(self, op: ir.Operation) -> bool:
-        """Says whether an op may read copies.
+    def serves(self, virtual: int | None) -> bool:
+        """Says whether an op of this virtual stage may read copies.
 
-        An op of an earlier virtual stage, as where a later stage turns back, reads the original.
+        An op of an earlier one, as where a later stage turns back, reads the original.
         """
-        stage = _stage(op)
-        return stage is None or stage >= self.stage
+        return virtual is None or virtual >= self.virtual
 
 
 class _Writer:
-    def __init__(self, program: Program, parts: TrainingPhases, stash: Stash, last_stage: int) -> None:
-        self.program, self.graph, self.parts, self.last_stage = program, program.graph, parts, last_stage
+    def __init__(self, program: Program, parts: TrainingPhases, stash: Stash, virtual: VirtualStages) -> None:
+        self.program, self.graph, self.parts, self.virtual = program, program.graph, parts, virtual
         stands = materialized(self.graph)
         self.units = {unit.op for unit in stash.units}
         tops = self._tops()
@@ -107,6 +108,9 @@ class _Writer:
             return False
         return _num_elements(op.results[0]) <= _num_elements(op.operands[0])
 
+    def stage_of(self, op: ir.Operation | None) -> int | None:
+        return None if op is None else latest_stage_of(op, self.virtual)
+
     def write(self, blocks: Sequence[Block]) -> None:
         """Goes along the backward pass; at the first op that reads what a block makes, the block is put before it."""
         draft_of: dict[AnyValue, _Draft] = {}
@@ -117,20 +121,20 @@ class _Writer:
         for at, op in enumerate(self.late):
             for value in self.late_reads[at]:
                 draft = draft_of.get(value)
-                if draft is not None and not draft.made and draft.serves(op):
+                if draft is not None and not draft.made and draft.serves(self.stage_of(op)):
                     self._put(draft, since, at)
                     since = at
             self._point(op, draft_of)
 
     def _point(self, op: ir.Operation, draft_of: Mapping[AnyValue, _Draft]) -> None:
         """Lets an op of the backward pass read copies, and what has gone through a barrier since it was made."""
-        stage = _stage(op)
+        stage = self.stage_of(op)
         for inner in walk(op) if len(op.regions) else (op,):
             for position, value in enumerate(inner.operands):
                 draft = draft_of.get(value)
-                if draft is not None and draft.serves(op):
+                if draft is not None and draft.serves(self.stage_of(op)):
                     inner.operands[position] = draft.made[value]
-                elif value in self.through and _stage(maker_of(self.through[value])) == stage:
+                elif value in self.through and self.stage_of(maker_of(self.through[value])) == stage:
                     inner.operands[position] = self.through[value]
 
     # What a block needs
@@ -149,7 +153,7 @@ class _Writer:
         wanted = self._wanted(block, again, fenced)
         for value in wanted:
             self._need(self.number[value], again, ops, fenced)
-        return _Draft(self.last_stage - block.stage, sorted(ops), list(fenced)), wanted
+        return _Draft(self.virtual.opposite(block.stage), sorted(ops), list(fenced)), wanted
 
     def _wanted(self, block: Block, again: set[int], fenced: Mapping[AnyValue, None]) -> list[AnyValue]:
         """Returns the values of which the backward pass reads copies.
@@ -226,7 +230,7 @@ class _Writer:
         A barrier puts them after all that the backward pass has made from op `since` on and reads later.
         """
         reader = self.late[at]
-        before = _stage(reader)
+        before = self.stage_of(reader)
         waiting = self._waiting(since, at)
         made = [
             result
@@ -235,7 +239,7 @@ class _Writer:
             for result in self.late[number].results
             if result in self.stands
             and any(
-                (one >= at or one in waiting) and _stage(self.late[one]) in (None, draft.stage)
+                (one >= at or one in waiting) and self.stage_of(self.late[one]) in (None, draft.virtual)
                 for one in self.readers.get(result, ())
             )
         ]
@@ -245,7 +249,7 @@ class _Writer:
             ).operation
         self.sharding.write(barrier)
         if before is not None:
-            barrier.attributes[STAGE] = _number(draft.stage)
+            set_virtual_stage(barrier, draft.virtual)
         results = list(barrier.results)
         fenced = dict(zip(draft.fenced, results, strict=False))
         # No original stays beside it.
@@ -260,7 +264,7 @@ class _Writer:
     def _now(self, value: AnyValue, draft: _Draft) -> AnyValue:
         """Returns what a value is behind the last barrier of the draft's stage that it went through."""
         new = self.through.get(value)
-        return new if new is not None and _stage(maker_of(new)) in (None, draft.stage) else value
+        return new if new is not None and self.stage_of(maker_of(new)) in (None, draft.virtual) else value
 
     def _waiting(self, since: int, at: int) -> list[int]:
         """Returns the ops from `since` on that are computed inside others, none of which stands before `at`."""
@@ -283,8 +287,8 @@ class _Writer:
                 new = draft.made.get(value, fenced.get(value))
                 if new is not None:
                     inner.operands[position] = new
-        if STAGE in copy.attributes:
-            copy.attributes[STAGE] = _number(draft.stage)
+        if virtual_stage_of(copy) is not None:
+            set_virtual_stage(copy, draft.virtual)
         draft.made.update(zip(op.results, copy.results, strict=True))
 
 
@@ -331,11 +335,3 @@ def _rank(value: AnyValue) -> int:
 
 def _num_elements(value: AnyValue) -> int:
     return prod(ir.RankedTensorType(value.type).shape)
-
-
-def _stage(op: ir.Operation | None) -> int | None:
-    return None if op is None or STAGE not in op.attributes else int(ir.IntegerAttr(op.attributes[STAGE]).value)
-
-
-def _number(value: int) -> ir.Attribute:
-    return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), value)

@@ -1,7 +1,7 @@
 """Cut an accumulation program into one function for each stage and phase, with explicit inputs and outputs.
 
-Reads     `rhino.micro_batches` on the loop over micro-batches, `rhino.stage` on the ops of its body (virtual stages)
-          and after it (stages), `sdy.mesh`, `sdy.sharding` and `rhino.carried` where the program is sharded.
+Reads     `rhino.micro_batches` on the loop over micro-batches, `rhino.virtual_stage` on the ops of its body,
+          `rhino.stage` on those after it, `sdy.mesh`, `sdy.sharding` and `rhino.carried` where the program is sharded.
 Writes    the module as `rhino.ir.program.staged_module` describes it. Equal functions are one. What follows from
           constants and the micro-batch's number alone is computed wherever it is read, and so is a tensor that scalars
           are spread over, so that scalars cross; what stands before the loop, in each stage that reads it. What the
@@ -10,6 +10,7 @@ Writes    the module as `rhino.ir.program.staged_module` describes it. Equal fun
           and joined after the loop (passes/pipeline/partial_accumulation.py). A step in one stage (`rhino.num_stages =
           1`) is one program, its loop with it (passes/pipeline/one_stage.py).
 Errors    RHI-SPLIT-001 no loop over micro-batches, RHI-SPLIT-002 an op without a stage or with one that cannot be,
+          RHI-STAGE-003 a stage where a virtual stage stands, or the other way round,
           RHI-READ-005 no entry function, RHI-SHARD-001 a sharding that the module's mesh does not have, RHI-LOCAL-001
           an op that cannot run between the shardings around it, or layers that stand for several.
 Source    Rhino 6.1.
@@ -32,8 +33,8 @@ from rhino.ir.mlir.reader import entry_function, maker_of, walk
 from rhino.ir.mlir.shardings import SHARDING, module_mesh
 from rhino.ir.plan.instructions import Phase
 from rhino.ir.plan.stage_programs import MICRO_BATCH
+from rhino.ir.plan.stages import VirtualStages
 from rhino.ir.program.accumulation import (
-    STAGE,
     Accumulation,
     AnyValue,
     Counter,
@@ -45,6 +46,7 @@ from rhino.ir.program.accumulation import (
 )
 from rhino.ir.program.folded_layers import refuse_folded
 from rhino.ir.program.numerics import FUSIBLE
+from rhino.ir.program.op_stages import num_stages_of, refuse_misplaced, remove_stages, stage_of, virtual_stage_of
 from rhino.ir.program.program import CARRIED
 from rhino.ir.program.staged_module import (
     NUM_STAGES,
@@ -73,7 +75,13 @@ class SplitStages(Pass):
     """Cut an accumulation program into one function for each stage and phase."""
 
     name: ClassVar[str] = "rhino-split-stages"
-    errors: ClassVar[tuple[str, ...]] = ("RHI-SPLIT-001", "RHI-SPLIT-002", "RHI-LOCAL-001", *WHOLE_ERRORS)
+    errors: ClassVar[tuple[str, ...]] = (
+        "RHI-SPLIT-001",
+        "RHI-SPLIT-002",
+        "RHI-STAGE-003",
+        "RHI-LOCAL-001",
+        *WHOLE_ERRORS,
+    )
 
     split_backward: bool = opt(
         False, "true = a backward in two: input gradients, which other stages wait for, and weight gradients"
@@ -86,6 +94,7 @@ class SplitStages(Pass):
             make_one_program(module, entry_function(module, remarks.file))
             return
         accumulation = read_accumulation(entry_function(module, remarks.file), remarks.file)
+        refuse_misplaced(accumulation.body, accumulation.after, remarks.file)
         num_stages = _num_stages(module, accumulation)
         keep_sums_apart(accumulation, num_stages)
         del accumulation  # as rules come and go, ops are others
@@ -130,7 +139,7 @@ class _Splitter:
     def __post_init__(self) -> None:
         program, loop = self.program, self.program.loop
         self.num_stages = _num_stages(self.module, program)
-        self.last = 2 * self.num_stages - 2
+        self.virtual = VirtualStages(self.num_stages)
         self.names = argument_names(program.entry)
         self.argument_attributes = boundary_attributes(program.entry, "arg")
         self.carried_shardings = list(ir.ArrayAttr(loop.attributes[CARRIED])) if CARRIED in loop.attributes else []
@@ -158,22 +167,21 @@ class _Splitter:
         for op in self.program.body:
             if self.is_anywhere(op):
                 continue
-            virtual = self.stage_of(op, self.last)
+            stage = self.virtual.stage(self.virtual_stage_of(op))
             latest = max(
                 (made_in[one] for value in reads_of(op) for one in self.made_of(value) if one in made_in), default=0
             )
-            if latest > virtual:
+            if latest > stage.virtual:
                 raise self.refused(
                     op,
-                    f"of virtual stage {virtual} reads what stage {latest} makes",
+                    f"of virtual stage {stage.virtual} reads what virtual stage {latest} makes",
                     "let stages only grow along the program",
                 )
-            made_in.update(dict.fromkeys(op.results, virtual))
-            place = (0, virtual)
+            made_in.update(dict.fromkeys(op.results, stage.virtual))
+            place = (0, stage.virtual)
             if place not in found:
-                phase: Phase = "forward" if virtual < self.num_stages - 1 else "backward"
-                stage = min(virtual, self.last - virtual)
-                found[place] = _Draft(phase, stage, f"{phase}_{stage}")
+                phase: Phase = "forward" if stage.virtual < self.num_stages - 1 else "backward"
+                found[place] = _Draft(phase, stage.device, f"{phase}_{stage.device}")
             self.put(op, found[place])
         self.apply(found)
         drafts = [found[place] for place in sorted(found)]
@@ -219,7 +227,7 @@ class _Splitter:
         for op in self.program.after:
             if self.is_anywhere(op):
                 continue
-            stage = self.stage_of(op, self.num_stages - 1)
+            stage = self.stage_of(op)
             read = [value for one in reads_of(op) for value in self.made_of(one)]
             own = max((at + (where != stage) for at, where in (level[v] for v in read if v in level)), default=0)
             level.update(dict.fromkeys(op.results, (own, stage)))
@@ -228,14 +236,18 @@ class _Splitter:
                 found[place] = _Draft("apply", stage, f"apply_{stage}" + (f"_{own}" if own else ""))
             self.put(op, found[place])
 
-    def stage_of(self, op: ir.Operation, most: int) -> int:
-        if STAGE not in op.attributes:
-            raise self.refused(
-                op, "has no stage", "assign stages first, for example with rhino-pipeline-stages{stages=2}"
-            )
-        stage = int(ir.IntegerAttr(op.attributes[STAGE]).value)
+    def virtual_stage_of(self, op: ir.Operation) -> int:
+        return self.checked(op, virtual_stage_of(op), "virtual stage", self.virtual.last)
+
+    def stage_of(self, op: ir.Operation) -> int:
+        return self.checked(op, stage_of(op), "stage", self.num_stages - 1)
+
+    def checked(self, op: ir.Operation, stage: int | None, kind: str, most: int) -> int:
+        if stage is None:
+            fix = "assign stages first, for example with rhino-pipeline-stages{stages=2}"
+            raise self.refused(op, f"has no {kind}", fix)
         if not 0 <= stage <= most:
-            raise self.refused(op, f"is of stage {stage}, of 0 to {most}", "assign stages anew")
+            raise self.refused(op, f"is of {kind} {stage}, of 0 to {most}", "assign stages anew")
         return stage
 
     def refused(self, op: ir.Operation, what: str, fix: str) -> RhinoError:
@@ -414,9 +426,9 @@ class _Writer:
             for number, operand in enumerate(inner.operands):
                 if operand in new:
                     inner.operands[number] = new[operand]
-        for name in (STAGE, REPEATED):
-            if name in copy.attributes:
-                del copy.attributes[name]
+        remove_stages(copy)
+        if REPEATED in copy.attributes:
+            del copy.attributes[REPEATED]
         self.values.update(zip(op.results, copy.results, strict=True))
 
     def value(self, value: AnyValue) -> AnyValue:
@@ -498,13 +510,13 @@ def _mark_repeated(module: ir.Operation, num_stages: int, remarks: Remarks) -> N
     with whole_program(module, remarks) as program:
         loop = accumulation_loop(program)
         plan = sharded_plan(program, module)
-        stage = np.array(
-            [ir.IntegerAttr(op.attributes[STAGE]).value if STAGE in op.attributes else OPEN for op in program.ops]
-        )
+        found = [virtual_stage_of(op) for op in program.ops]
+        stage = np.array([OPEN if virtual is None else virtual for virtual in found])
+        virtual_stages = VirtualStages(num_stages)
         parts = parts_of(program.graph, loop, np.zeros(program.graph.num_ops))
         handing = Handing(program.graph, parts, local_bytes(plan), runs_alone(plan))
         for forward in range(num_stages - 1):
-            for value in sorted(handing.between(stage, forward, 2 * num_stages - 2 - forward).again):
+            for value in sorted(handing.between(stage, forward, virtual_stages.opposite(forward)).again):
                 program.ops[int(program.graph.value_op[value])].attributes[REPEATED] = ir.UnitAttr.get()
 
 
@@ -541,10 +553,8 @@ def _sum(number: int) -> str:
 
 
 def _num_stages(module: ir.Operation, program: Accumulation) -> int:
-    if NUM_STAGES in module.attributes:
-        return int(ir.IntegerAttr(module.attributes[NUM_STAGES]).value)
-    marked = [int(ir.IntegerAttr(op.attributes[STAGE]).value) for op in program.body if STAGE in op.attributes]
-    return max(marked, default=0) // 2 + 1
+    marked = (virtual_stage_of(op) for op in program.body)
+    return num_stages_of(module, [virtual for virtual in marked if virtual is not None])
 
 
 def _integer(kind: ir.RankedTensorType, number: int) -> AnyValue:

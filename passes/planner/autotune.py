@@ -106,7 +106,7 @@ def _space(setup: Setup, request: PlanRequest, stages: Sequence[int]) -> Space:
 def _check_numbers(request: PlanRequest) -> None:
     if request.stages is not None and request.stages < 1:
         raise RhinoError(
-            "RHI-STAGE-001", f"{request.stages} stageswere requested", fix="ask for one or more, or leave them out"
+            "RHI-STAGE-001", f"{request.stages} stages were requested", fix="ask for one or more, or leave them out"
         )
     if request.micro_batches is not None and request.micro_batches < 1:
         raise RhinoError(

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from rhino.ir.arrays import Ints
-from rhino.ir.mlir.bindings import ir
 from rhino.ir.plan.instructions import Run, rank_of
 from rhino.ir.plan.plan import Plan
-from rhino.ir.program.accumulation import STAGE
+from rhino.ir.program.op_stages import stage_of, virtual_stage_of
 from rhino.passes.planner.plan_costs import PlanCosts
 from rhino.passes.planner.tables import signed_seconds
 from rhino.strategies.pipeline.stages.stage_graph import NO_NODE, Staging
@@ -53,9 +52,11 @@ class StagePlaces:
             return f"rank {side[node.number].rank}"
         graph = self.costs.plan.graph
         op = self.costs.program.ops[node.number if node.kind == "op" else int(graph.value_op[node.number])]
-        if STAGE not in op.attributes:
+        stage, virtual = stage_of(op), virtual_stage_of(op)
+        if virtual is not None:
+            stage = self.staging.problem.virtual.stage(virtual).device
+        if stage is None:
             return ""
-        stage = self._stage(ir.IntegerAttr(op.attributes[STAGE]).value)
         return f"stage {stage}, rank {self.rank_of_stage.get(stage, stage)}"
 
     def notes(self, numbers: Sequence[int]) -> tuple[str, ...]:
@@ -100,7 +101,7 @@ class StagePlaces:
         turn = problem.num_stages - 1
         is_back = (answer.stage[nodes] > turn) | ((answer.stage[nodes] == turn) & problem.late[nodes])
         pinned = problem.pinned.copy()
-        pinned[nodes] = np.where(is_back, problem.last - stage, stage)
+        pinned[nodes] = np.where(is_back, problem.virtual.opposite(stage), stage)
         found = solve_stages(
             replace(problem, pinned=pinned), answer.limit_s / answer.least_s - 1 if answer.least_s else 0.0
         )
@@ -110,6 +111,3 @@ class StagePlaces:
             f"transfers {signed_seconds(found.cost - answer.cost)} in a step, the stage with most work "
             f"{signed_seconds(found.work_s - answer.work_s)} in a micro-batch"
         )
-
-    def _stage(self, virtual: int) -> int:
-        return int(self.staging.problem.device(np.array(virtual)))

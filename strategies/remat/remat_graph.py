@@ -19,10 +19,9 @@ import numpy as np
 
 from rhino.ir.arrays import Ints
 from rhino.ir.graph.graph import BARRIER, WHILE, Graph, materialized
+from rhino.ir.plan.stages import VirtualStages
 from rhino.strategies.cost.cost_model import PRODUCTS
 from rhino.strategies.structure.training_phases import TrainingPhases
-
-ONE_STAGE: Final = 0
 
 _COLLECTIVES: Final = "all_gather all_reduce all_to_all collective_broadcast collective_permute reduce_scatter"
 _ONCE: Final = "rng custom_call infeed outfeed send recv after_all"
@@ -77,15 +76,14 @@ class Stash:
         )
 
 
-def stash_of(graph: Graph, parts: TrainingPhases, stages: Sequence[int] | None = None) -> Stash:
-    """Returns the stash of a program; `stages` are the virtual stages of its ops [ops], where it is cut in some."""
-    return _Reader(graph, parts, stages).stash()
+def stash_of(graph: Graph, parts: TrainingPhases, stages: Sequence[int], num_stages: int) -> Stash:
+    """Returns the stash of a program; `stages` are the virtual stages of its ops [ops], all 0 where it is not cut."""
+    return _Reader(graph, parts, stages, VirtualStages(num_stages)).stash()
 
 
 class _Reader:
-    def __init__(self, graph: Graph, parts: TrainingPhases, stages: Sequence[int] | None) -> None:
-        self.graph, self.parts, self.stages = graph, parts, stages
-        self.last_stage = max(stages, default=0) if stages is not None else 0
+    def __init__(self, graph: Graph, parts: TrainingPhases, stages: Sequence[int], virtual: VirtualStages) -> None:
+        self.graph, self.parts, self.stages, self.virtual = graph, parts, stages, virtual
         self.first, self.end = (0, graph.num_ops) if parts.loop is None else (parts.loop.op + 1, parts.loop.end)
         self.value_op: list[int] = graph.value_op.tolist()
         self.unit_of = list(range(graph.num_ops))
@@ -184,7 +182,7 @@ class _Reader:
         for op in early:
             if not self._may_repeat(op):
                 saved.update(makes[op])
-            elif self.stages is not None:
+            else:
                 saved.update(
                     value
                     for value in makes[op]
@@ -194,7 +192,7 @@ class _Reader:
         units = tuple(
             Unit(
                 op,
-                self._stage(op),
+                self.stages[op],
                 float(seconds[self.last_of[op] + 1] - seconds[op]),
                 tuple(value for value in self.reads[op] if self.value_op[value] <= turn),
                 makes[op],
@@ -247,10 +245,6 @@ class _Reader:
         once |= any(value in self.made_again for value in self.graph.results(op))
         return not once and any(self.varies[value] for value in read)
 
-    def _stage(self, op: int) -> int:
-        return ONE_STAGE if self.stages is None else self.stages[op]
-
     def _mirrors(self, op: int, reader: int) -> bool:
         """Says whether a reader in the backward pass is of the same stage as an op of the forward pass."""
-        assert self.stages is not None
-        return self.stages[reader] == self.last_stage - self.stages[op]
+        return self.stages[reader] == self.virtual.opposite(self.stages[op])

@@ -50,16 +50,14 @@ class NoChoiceError(Exception):
         self.op = op
 
 
-def build(graph: Graph, model: CostModel, *, is_part: bool = False) -> Choice:
+def build(graph: Graph, model: CostModel) -> Choice:
     """Returns the choice problem of `graph` on the axes of `model`.
-
-    What a part of a step takes and gives may be partial sums.
 
     Raises:
         ContradictionError: where shardings given by the user leave nothing to choose from.
         NoChoiceError: where an op cannot run in any of the ways that it is said to.
     """
-    return Builder(graph=graph, model=model, is_part=is_part).costs().with_memory()
+    return Builder(graph=graph, model=model).costs().with_memory()
 
 
 def _storage(spec: Spec) -> State:
@@ -73,6 +71,8 @@ class Builder(Tables):
     graph: Graph = field(kw_only=True)
     model: CostModel = field(kw_only=True)
     is_part: bool = field(default=False, kw_only=True)
+    """Whether the graph is a part of a step: what it takes and gives may be partial sums."""
+
     nodes: list[Node] = field(default_factory=list)
     node_costs: list[int] = field(default_factory=list)
     memo: dict[object, int] = field(default_factory=dict)

@@ -57,12 +57,11 @@ class Limits:
 
 @dataclass(eq=False)
 class Statistics:
-    """What a search did, for reports: nodes and edges before and after exact reduction, states dropped, solves made."""
+    """What a search did, for reports: nodes and edges before and after exact reduction, solves made."""
 
     nodes: int = 0
     edges: int = 0
     states: int = 0
-    dropped_states: int = 0
     core_nodes: int = 0
     core_edges: int = 0
     solves: int = 0
@@ -155,22 +154,22 @@ class Solver:
         """
         prices = prices or {}
         store = TableStore() if prices else self.store
-        elimination, dropped = self._eliminated(store, *self._charged(store, prices, costs))
+        elimination = self._eliminated(store, *self._charged(store, prices, costs))
         if self.order is None:
-            self._note(elimination, dropped)
+            self._note(elimination)
         offset = sum(price * (float(self.problem.base_bytes[t]) - budget_bytes) for t, price in prices.items())
         gap = _OF_GAP * self.limits.gap if prices else self.limits.gap
         return Reduced(elimination, offset, gap, self.limits.cutoff if costs else np.inf)
 
-    def _eliminated(self, store: TableStore, node_costs: Ints, edge_costs: Ints) -> tuple[AnyElimination, int]:
-        """Returns an elimination with these tables after exact reductions, and how many states were dropped first."""
+    def _eliminated(self, store: TableStore, node_costs: Ints, edge_costs: Ints) -> AnyElimination:
+        """Returns an elimination with these tables after exact reductions."""
         elimination = elimination_of(self.problem, store, node_costs, edge_costs)
-        dropped = elimination.drop_dominated()
+        elimination.drop_dominated()
         if self.order is None:
             elimination.remove_chains()
             elimination.drop_dominated()
             elimination.remove_chains()
-        return elimination, dropped
+        return elimination
 
     def _charged(self, store: TableStore, prices: Prices, costs: bool) -> tuple[Ints, Ints]:
         """Returns the tables of nodes and of edges with the prices of their residents added."""
@@ -203,14 +202,14 @@ class Solver:
             at = turn == one
             charged[owners[at]] = each(np.column_stack([charged[owners[at]], added[at]]), store.add)
 
-    def _note(self, elimination: AnyElimination, dropped: int) -> None:
+    def _note(self, elimination: AnyElimination) -> None:
         core, s = elimination.core(), self.statistics
         s.nodes, s.edges, s.states = (
             self.problem.num_nodes,
             self.problem.num_edges,
             int(self.problem.num_states().sum()),
         )
-        s.dropped_states, s.core_nodes, s.core_edges = dropped, len(core.nodes), core.num_edges
+        s.core_nodes, s.core_edges = len(core.nodes), core.num_edges
 
     def solve(self, reduced: Reduced) -> Solved:
         """Returns the best choice of a reduced problem, with the bound that comes with it.

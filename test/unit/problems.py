@@ -4,8 +4,8 @@ They have every kind of table, shared tables, illegal pairs, and memory of nodes
 """
 
 import numpy as np
+from brute_force import choice_costs, choice_peaks
 
-from rhino.strategies.solver.brute_force import choice_costs, choice_peaks
 from rhino.strategies.solver.problem import Problem, Residents
 
 MAX_NODES, MAX_STATES, MAX_TIMES = 8, 4, 6

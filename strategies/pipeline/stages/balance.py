@@ -56,9 +56,9 @@ def stage_times(problem: StageProblem, stage: Ints, awaited: Bools) -> StageTime
     taken = np.where(device < num - 1, problem.work_on(0) - again, problem.work)
 
     def by_stage(seconds: Floats) -> Floats:
-        return np.bincount(stage, weights=seconds, minlength=problem.last + 1).astype(np.float64)
+        return np.bincount(stage, weights=seconds, minlength=problem.virtual.last + 1).astype(np.float64)
 
-    back = problem.last - np.arange(num)
+    back = problem.virtual.opposite(np.arange(num))
     again_s = by_stage(again)[:num]
     again_s[-1] = 0.0
     taken_s, awaited_s = by_stage(taken), by_stage(np.where(awaited, taken, 0.0))
@@ -77,7 +77,7 @@ def _moves(problem: StageProblem, stage: Ints, device: Ints) -> tuple[StageTrans
     Every net goes from where it is first to all others that have it.
     """
     nets, num = problem.nets, problem.num_stages
-    first = np.full(len(nets), problem.last + 1, dtype=np.int64)
+    first = np.full(len(nets), problem.virtual.last + 1, dtype=np.int64)
     np.minimum.at(first, nets.owner, stage[nets.node])
     given = problem.device(first)
     net, taking = np.nonzero(nets.present(device, num))

@@ -98,7 +98,7 @@ class StageEstimates:
         parts, num_stages, device = self.staging.parts, problem.num_stages, problem.device(stage)
         by_op = op_stages(replace(self.staging, problem=problem), stage)
         apply_s = np.zeros(num_stages)
-        np.add.at(apply_s, by_op[parts.apply], parts.seconds[parts.apply])
+        np.add.at(apply_s, by_op.device[parts.apply], parts.seconds[parts.apply])
         # Before the loop, and what costs nothing.
         once_s = self.sharded.total_s - self.num_micro_batches * float(problem.work.sum()) - float(apply_s.sum())
         awaited = awaited_nodes(problem, stage)

@@ -46,7 +46,7 @@ class Line:
     def stages(self, problem: StageProblem, ends: Ints) -> Ints:
         """Returns the virtual stage of each node, where stage s ends before place `ends[s]`."""
         device = np.searchsorted(ends, self.place, side="right").astype(np.int64)
-        return np.where(self.back, problem.last - device, device)
+        return np.where(self.back, problem.virtual.opposite(device), device)
 
 
 def lines_of(problem: StageProblem) -> tuple[Line, ...]:
@@ -170,7 +170,7 @@ def stretches(problem: StageProblem, line: Line) -> Stretches | None:
         stage = int(problem.pinned[node])
         if stage != problem.num_stages - 1 and bool(line.back[node]) != (stage >= problem.num_stages):
             return None
-        device = int(problem.device(np.array(stage)))
+        device = problem.virtual.stage(stage).device
         pins[device] = pins[device] & (start <= line.place[node]) & (line.place[node] < end)
     cost, resident, saved = (_present(nets, line) for nets in (problem.nets, problem.resident, problem.saved))
     last_work = along(problem.work)

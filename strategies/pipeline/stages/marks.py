@@ -23,6 +23,7 @@ import numpy as np
 
 from rhino.ir.arrays import Bools, Ints
 from rhino.ir.graph.graph import Graph
+from rhino.ir.plan.stages import VirtualStages
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +82,13 @@ class _Marks:
                 (min(level[one] - 1, ahead[one]) if one in self.forward else ahead[one] for one in self.behind[op]),
                 default=last,
             )
-        stages = {}
+        stages, virtual = {}, VirtualStages(last + 1)
         marks = self.forward | self.back
         for op in ops:
             if op in marks:
                 continue
             if most[op] < last:
-                stages[op] = 2 * last - most[op]
+                stages[op] = virtual.opposite(most[op])
             elif least[op] == ahead[op]:
                 stages[op] = least[op]
         inner = [op for op in sorted(marks) if self.unit[op] != op]

@@ -14,13 +14,15 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from rhino.ir.arrays import Bools, Ints
+from rhino.ir.arrays import Bools
 from rhino.ir.graph.spec import Spec, num_parts
 from rhino.ir.plan.instructions import Phase, Task
+from rhino.ir.plan.stages import VirtualStages
 from rhino.strategies.choice.sharding_plan import ShardingPlan
 from rhino.strategies.pipeline.activation_stash import ActivationStash, Handing
 from rhino.strategies.pipeline.plan_part import PlanPart, bytes_of, plan_of, structure, temporary_bytes
 from rhino.strategies.pipeline.schedules.base import Order
+from rhino.strategies.pipeline.stages.places import OpStages
 
 _PHASES: Final[tuple[Phase, ...]] = ("forward", "backward")
 """The programs of a stage in a micro-batch, where the backward pass is one."""
@@ -33,32 +35,34 @@ _Key: TypeAlias = tuple[Phase, int]
 class StageNeeds:
     """What devices of the stages of a step need, program by program, each told when it is first asked for.
 
-    Shapes: `stage` [ops], the virtual stage of each op of the micro-batch and the stage of each after it; `awaited`
-    [ops], which ops another stage waits for; `kept_bytes` [stages], what a device holds throughout a step.
-    `temporaries` are those of programs by their structure, which cuts of one plan may share.
+    Shapes: `stages` [ops], where ops are; `awaited` [ops], which ops another stage waits for; `kept_bytes` [stages],
+    what a device holds throughout a step. `temporaries` are those of programs by their structure, which cuts of one
+    plan may share.
     """
 
     plan: ShardingPlan
     handing: Handing
-    stage: Ints
+    stages: OpStages
     awaited: Bools
     kept_bytes: tuple[float, ...]
     temporaries: dict[object, float] = field(default_factory=dict)
-    stage_of: list[int] = field(init=False)
+    virtual_of: list[int] = field(init=False)
+    device_of: list[int] = field(init=False)
     in_body: list[bool] = field(init=False)
-    """`stage`, and which ops are of the micro-batch [ops]; lists are faster to ask op by op."""
+    """`stages`, and which ops are of the micro-batch [ops]; lists are faster to ask op by op."""
 
     parts: dict[_Key, PlanPart] = field(init=False, default_factory=dict)
     stashes: dict[int, ActivationStash] = field(init=False, default_factory=dict)
     passing: dict[_Key, float] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.stage_of, self.in_body = self.stage.tolist(), self.handing.parts.body.tolist()
+        self.virtual_of, self.device_of = self.stages.virtual.tolist(), self.stages.device.tolist()
+        self.in_body = self.handing.parts.body.tolist()
 
     @property
-    def last(self) -> int:
-        """The last virtual stage."""
-        return 2 * len(self.kept_bytes) - 2
+    def virtual(self) -> VirtualStages:
+        """The virtual stages of the micro-batch."""
+        return VirtualStages(len(self.kept_bytes))
 
     def peak_bytes(self, order: Order, limit_bytes: float = inf) -> tuple[float, ...]:
         """Returns what a device of each rank needs at most as it goes through its tasks [ranks].
@@ -158,7 +162,7 @@ class StageNeeds:
         """Returns the bytes that a program of the micro-batch reads of other stages."""
         part = self.program(phase, stage)
         found = [value for value in part.arguments(self.plan.graph) if self.is_of_micro_batch(value)]
-        received = [value for value in found if self.device(self.handing.value_op[value]) != stage]
+        received = [value for value in found if self.device_of[self.handing.value_op[value]] != stage]
         return sum(self.sent_bytes(value, self.plan.specs[value]) for value in received)
 
     def waiting_bytes(self, stage: int) -> float:
@@ -173,10 +177,6 @@ class StageNeeds:
             if self.is_of_micro_batch(value)
         ]
 
-    def device(self, op: int) -> int:
-        """Returns the stage of an op of the micro-batch."""
-        return min(self.stage_of[op], self.last - self.stage_of[op])
-
     def is_of_micro_batch(self, value: int) -> bool:
         """Says whether a value is made anew in each micro-batch."""
         op = self.handing.value_op[value]
@@ -190,9 +190,11 @@ class StageNeeds:
         The last stage does both in one program.
         """
         if stage not in self.stashes:
-            back = self.last - stage
+            back = self.virtual.opposite(stage)
             self.stashes[stage] = (
-                self.handing.between(self.stage, stage, back) if stage < back else ActivationStash({}, frozenset())
+                self.handing.between(self.stages.virtual, stage, back)
+                if stage < back
+                else ActivationStash({}, frozenset())
             )
         return self.stashes[stage]
 
@@ -205,12 +207,12 @@ class StageNeeds:
 
     def part(self, phase: Phase, stage: int) -> PlanPart:
         """Returns a program of the micro-batch."""
-        graph, stash, body = self.plan.graph, self.activation_stash(stage), self.handing.parts.body
-        back = self.ops_of(body, self.last - stage)
+        graph, stash, opposite = self.plan.graph, self.activation_stash(stage), self.virtual.opposite(stage)
+        back = self.ops_in(opposite)
         again = {int(graph.value_op[value]) for value in stash.again}
         match phase:
             case "forward":
-                ops, again = (self.ops_of(body, stage) if stage < self.last - stage else []), set()
+                ops, again = (self.ops_in(stage) if stage < opposite else []), set()
             case "input-gradient":
                 ops = [op for op in back if self.awaited[op]]
             case "weight-gradient":
@@ -222,9 +224,9 @@ class StageNeeds:
                 ops = back
         return self.given(ops, again, stash)
 
-    def ops_of(self, of: Bools, stage: int) -> list[int]:
-        """Returns the ops of a part of the step in a stage that cost something."""
-        return np.flatnonzero(of & ~self.handing.parts.free & (self.stage == stage)).tolist()
+    def ops_in(self, virtual: int) -> list[int]:
+        """Returns the ops of a virtual stage that cost something."""
+        return np.flatnonzero(~self.handing.parts.free & (self.stages.virtual == virtual)).tolist()
 
     def given(self, ops: list[int], again: set[int], stash: ActivationStash) -> PlanPart:
         """Returns the program of `ops` and what they make again, its results in the order in which others read them."""
@@ -237,7 +239,7 @@ class StageNeeds:
         readers = {
             value: self.readers_beyond(value, inside, again, stash) for value in made if value not in self.handing.ends
         }
-        given = sorted((min((self.stage_of[op], op) for op in ops), value) for value, ops in readers.items() if ops)
+        given = sorted((min((self.virtual_of[op], op) for op in ops), value) for value, ops in readers.items() if ops)
         returns = {
             value: self.plan.specs[self.handing.ends.get(value, value)]
             for value in (*sums, *(value for _, value in given))
@@ -248,16 +250,17 @@ class StageNeeds:
         """Returns the ops of other programs to which a program, with the ops `inside`, gives a value that it makes."""
         readers = [op for op in self.handing.readers.get(value, ()) if op not in inside and self.in_body[op]]
         made = self.handing.value_op[value]
-        here, back = self.stage_of[made], self.last - self.stage_of[made]
+        here, back = self.virtual_of[made], self.virtual.opposite(self.virtual_of[made])
         if made in again:  # only the other half of the backward pass may take it from here
-            return [op for op in readers if self.stage_of[op] == back]
-        beyond = [op for op in readers if here == back or self.stage_of[op] != back]
+            return [op for op in readers if self.virtual_of[op] == back]
+        beyond = [op for op in readers if here == back or self.virtual_of[op] != back]
         return [*beyond, *(stash.kept.get(value, ()) if here < back else ())]
 
     def applied(self, stage: int) -> PlanPart:
         """Returns what a stage does after all micro-batches, as one program."""
         graph = self.plan.graph
-        every = self.closed(self.ops_of(self.handing.parts.apply, stage), set())
+        parts = self.handing.parts
+        every = self.closed(np.flatnonzero(parts.apply & ~parts.free & (self.stages.device == stage)).tolist(), set())
         result = {value: number for number, value in enumerate(graph.returns)}
         taken = {one.alias: number for number, one in enumerate(graph.arguments) if one.alias is not None}
         returns: dict[int, Spec] = {}
@@ -267,7 +270,7 @@ class StageNeeds:
                 returns[value] = self.plan.returned[result[value]]
                 if result[value] in taken:
                     into[value] = taken[result[value]]
-            elif any(self.stage_of[reader] != stage for reader in self.handing.readers.get(value, ())):
+            elif any(self.device_of[reader] != stage for reader in self.handing.readers.get(value, ())):
                 returns[value] = self.plan.specs[value]
         return PlanPart(every, returns, into)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from rhino.ir.arrays import Bools, Ints
@@ -12,8 +14,20 @@ SWEEPS = 3
 """How often the scalars after the loop are gone through for a better place."""
 
 
-def op_stages(staging: Staging, stage: Ints) -> Ints:
-    """Returns the virtual stage of ops of the micro-batch, the stage of ops after it, and `OPEN` of others [ops].
+@dataclass(frozen=True, slots=True, eq=False)
+class OpStages:
+    """Where ops are.
+
+    Shapes: `virtual` [ops], the virtual stage of each op of the micro-batch; `device` [ops], the stage of each op of
+    the micro-batch and after it. Those of other ops are `OPEN`.
+    """
+
+    virtual: Ints
+    device: Ints
+
+
+def op_stages(staging: Staging, stage: Ints) -> OpStages:
+    """Returns where ops are, from the virtual stage of each node.
 
     What costs nothing is where it is read first, or where what it is made of is complete if nothing reads it there; a
     scalar after the loop is where that takes the fewest transfers.
@@ -24,10 +38,13 @@ def op_stages(staging: Staging, stage: Ints) -> Ints:
     found[placed] = stage[staging.node[placed]]
     found[parts.apply & placed] = problem.device(found[parts.apply & placed])
     _Places(staging, found).fill()
-    return found
+    virtual = np.where(parts.body, found, OPEN)
+    return OpStages(virtual, np.where(virtual == OPEN, found, problem.device(virtual)))
 
 
 class _Places:
+    """Fills `found` [ops]: the virtual stage of an op of the micro-batch, the stage of one after it."""
+
     def __init__(self, staging: Staging, found: Ints) -> None:
         self.graph, self.parts, self.problem, self.found = staging.graph, staging.parts, staging.problem, found
         loop = self.parts.loop
@@ -66,7 +83,7 @@ class _Places:
         if op < 0 or self.parts.constant[op] or not (self.parts.body[op] or self.parts.apply[op]):
             return OPEN
         made = int(self.found[op])
-        return int(self.problem.device(np.array(made))) if after and made != OPEN else made
+        return self.problem.virtual.stage(made).device if after and made != OPEN else made
 
     def transfers(self, op: int, device: int) -> int:
         """Returns between how many devices an op after the loop passes values, if it is on this device.

@@ -109,7 +109,7 @@ class StageRows:
         back = self.windows.direction == BACK
         for node, variable in self.backs.items():
             back[node] = on[variable]
-        return np.where(back, self.problem.last - device, device)
+        return np.where(back, self.problem.virtual.opposite(device), device)
 
     def bound(self, scaled: float) -> float:
         """Returns a bound on the rows' objective as a cost or in seconds of work."""

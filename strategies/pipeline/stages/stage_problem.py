@@ -1,8 +1,7 @@
 """Which pipeline stage each node belongs to, as plain data (Rhino 5.1, on stages that turn round).
 
-A model cut in d stages has 2d - 1 *virtual* stages: forward 0 .. d-1 and back. Virtual stages v and 2d-2-v are on one
-device; the last device does forward and backward at once. Along every edge the virtual stage may only grow. Which node
-is forward and which backward is nowhere said: it follows from the choice.
+A stage is a device here, and every node is in a *virtual* stage (rhino.ir.plan.stages). Along every edge the virtual
+stage may only grow. Which node is forward and which backward is nowhere said: it follows from the choice.
 
 A *net* is what some nodes share: a tensor with who makes and who reads it, or a parameter with its users. It costs its
 size once for each device beyond the first that has one of its nodes, however many read it there, in either direction.
@@ -19,6 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rhino.ir.arrays import Bools, Floats, Ints
+from rhino.ir.plan.stages import VirtualStages
 
 OPEN = -1
 """A node without a pin."""
@@ -119,14 +119,14 @@ class StageProblem:
         return len(self.work)
 
     @property
-    def last(self) -> int:
-        """The last virtual stage."""
-        return 2 * self.num_stages - 2
+    def virtual(self) -> VirtualStages:
+        """The virtual stages that nodes may be in, and the devices that these are on."""
+        return VirtualStages(self.num_stages)
 
     @property
     def highest(self) -> int:
         """The last virtual stage that a node may be in."""
-        return self.last if self.turns_round else self.num_stages - 1
+        return self.virtual.last if self.turns_round else self.num_stages - 1
 
     def in_flight(self) -> Floats:
         """Returns how many micro-batches each device keeps alive [devices]."""
@@ -134,7 +134,7 @@ class StageProblem:
 
     def device(self, stage: Ints) -> Ints:
         """Returns the device of each virtual stage."""
-        return np.minimum(stage, self.last - stage)
+        return self.virtual.device(stage)
 
     def cost(self, device: Ints) -> float:
         """Returns what crosses between devices in a step, where node i is on `device[i]`, in the unit of `nets`."""

@@ -111,7 +111,7 @@ class Ascent:
             self.tables.append((flipped[table], finite[table]))
         self._rooms = {table.shape: np.empty(table.shape) for pair in self.tables for table in pair}
         self._all_prices, self.prices = self._vector()
-        self._all_paid, self.paid = self._vector()
+        _, self.paid = self._vector()
         if start is not None:
             for pair, first in zip(self.prices, lifted.edge, strict=True):
                 for price, old in zip(pair, start(first) or (), strict=False):

@@ -32,3 +32,21 @@ func.func @main(%x: tensor<2x6xf32>, %w: tensor<6x12xf32>) -> (tensor<2x6xf32>, 
   %s = stablehlo.add %r, %w : tensor<6x12xf32>
   return %ab, %s : tensor<2x6xf32>, tensor<6x12xf32>
 }
+
+// -----
+
+// A constant of complex elements is read through a reshape, where one of real elements is made anew.
+
+// CHECK-LABEL: func.func @main(
+// CHECK: %[[C:.*]] = stablehlo.constant dense<(1.000000e+00,2.000000e+00)> : tensor<64x12xcomplex<f32>>
+// CHECK: %[[V:.*]] = stablehlo.reshape %[[C]] : (tensor<64x12xcomplex<f32>>) -> tensor<64x2x6xcomplex<f32>>
+// CHECK-NEXT: stablehlo.add %{{.*}}, %[[V]] : tensor<64x2x6xcomplex<f32>>
+func.func @main(%x: tensor<64x6xcomplex<f32>>, %w: tensor<6x12xcomplex<f32>>) -> tensor<64x6xcomplex<f32>> {
+  %c = stablehlo.constant dense<(1.0, 2.0)> : tensor<64x12xcomplex<f32>>
+  %y = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<64x6xcomplex<f32>>, tensor<6x12xcomplex<f32>>) -> tensor<64x12xcomplex<f32>>
+  %z = stablehlo.add %y, %c : tensor<64x12xcomplex<f32>>
+  %a = stablehlo.slice %z [0:64, 0:6] : (tensor<64x12xcomplex<f32>>) -> tensor<64x6xcomplex<f32>>
+  %b = stablehlo.slice %z [0:64, 6:12] : (tensor<64x12xcomplex<f32>>) -> tensor<64x6xcomplex<f32>>
+  %ab = stablehlo.multiply %a, %b : tensor<64x6xcomplex<f32>>
+  return %ab : tensor<64x6xcomplex<f32>>
+}

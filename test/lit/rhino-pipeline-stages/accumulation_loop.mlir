@@ -6,20 +6,20 @@
 // gradient is, and the labels are cut out where the loss reads them. Only the activation and its gradient cross.
 
 // CHECK: module attributes {rhino.num_stages = 2 : i64}
-// CHECK: %[[X:.*]] = stablehlo.dynamic_slice %arg0, {{.*}}rhino.stage = 0 : i64
-// CHECK-NEXT: %[[MINE:.*]] = stablehlo.reshape %[[X]] {rhino.stage = 0 : i64}
-// CHECK-NEXT: %[[Y:.*]] = stablehlo.dynamic_slice %arg1, {{.*}}rhino.stage = 1 : i64
-// CHECK-NEXT: %[[LABELS:.*]] = stablehlo.reshape %[[Y]] {rhino.stage = 1 : i64}
-// CHECK-NEXT: %[[A:.*]] = stablehlo.dot_general %[[MINE]], %arg2, {{.*}}rhino.stage = 0 : i64
-// CHECK-NEXT: %[[H:.*]] = stablehlo.tanh %[[A]] {rhino.stage = 0 : i64}
-// CHECK-NEXT: %[[O:.*]] = stablehlo.dot_general %[[H]], %arg3, {{.*}}rhino.stage = 1 : i64
-// CHECK-NEXT: %[[G:.*]] = stablehlo.subtract %[[O]], %[[LABELS]] {rhino.stage = 1 : i64}
-// CHECK-NEXT: %[[DV:.*]] = stablehlo.dot_general %[[H]], %[[G]], {{.*}}rhino.stage = 1 : i64
-// CHECK-NEXT: %[[DH:.*]] = stablehlo.dot_general %[[G]], %arg3, {{.*}}rhino.stage = 1 : i64
-// CHECK-NEXT: %[[DA:.*]] = stablehlo.multiply %[[DH]], %[[H]] {rhino.stage = 2 : i64}
-// CHECK-NEXT: %[[DU:.*]] = stablehlo.dot_general %[[MINE]], %[[DA]], {{.*}}rhino.stage = 2 : i64
-// CHECK-NEXT: stablehlo.add %{{.*}}, %[[DU]] {rhino.stage = 2 : i64}
-// CHECK-NEXT: stablehlo.add %{{.*}}, %[[DV]] {rhino.stage = 1 : i64}
+// CHECK: %[[X:.*]] = stablehlo.dynamic_slice %arg0, {{.*}}rhino.virtual_stage = 0 : i64
+// CHECK-NEXT: %[[MINE:.*]] = stablehlo.reshape %[[X]] {rhino.virtual_stage = 0 : i64}
+// CHECK-NEXT: %[[Y:.*]] = stablehlo.dynamic_slice %arg1, {{.*}}rhino.virtual_stage = 1 : i64
+// CHECK-NEXT: %[[LABELS:.*]] = stablehlo.reshape %[[Y]] {rhino.virtual_stage = 1 : i64}
+// CHECK-NEXT: %[[A:.*]] = stablehlo.dot_general %[[MINE]], %arg2, {{.*}}rhino.virtual_stage = 0 : i64
+// CHECK-NEXT: %[[H:.*]] = stablehlo.tanh %[[A]] {rhino.virtual_stage = 0 : i64}
+// CHECK-NEXT: %[[O:.*]] = stablehlo.dot_general %[[H]], %arg3, {{.*}}rhino.virtual_stage = 1 : i64
+// CHECK-NEXT: %[[G:.*]] = stablehlo.subtract %[[O]], %[[LABELS]] {rhino.virtual_stage = 1 : i64}
+// CHECK-NEXT: %[[DV:.*]] = stablehlo.dot_general %[[H]], %[[G]], {{.*}}rhino.virtual_stage = 1 : i64
+// CHECK-NEXT: %[[DH:.*]] = stablehlo.dot_general %[[G]], %arg3, {{.*}}rhino.virtual_stage = 1 : i64
+// CHECK-NEXT: %[[DA:.*]] = stablehlo.multiply %[[DH]], %[[H]] {rhino.virtual_stage = 2 : i64}
+// CHECK-NEXT: %[[DU:.*]] = stablehlo.dot_general %[[MINE]], %[[DA]], {{.*}}rhino.virtual_stage = 2 : i64
+// CHECK-NEXT: stablehlo.add %{{.*}}, %[[DU]] {rhino.virtual_stage = 2 : i64}
+// CHECK-NEXT: stablehlo.add %{{.*}}, %[[DV]] {rhino.virtual_stage = 1 : i64}
 // CHECK: stablehlo.subtract %arg2, %{{.*}} {rhino.stage = 0 : i64}
 // CHECK-NEXT: stablehlo.subtract %arg3, %{{.*}} {rhino.stage = 1 : i64}
 

@@ -6,11 +6,11 @@
 // OTHER: error: [RHI-STAGE-003] boundaries in the model make 2 stages, and 3were requested
 
 // CHECK-LABEL: func.func @main(
-// CHECK-NEXT: %[[FIRST:.*]] = stablehlo.dot_general %{{.*}} {rhino.stage = 0 : i64}
-// CHECK-NEXT: %[[SECOND:.*]] = stablehlo.dot_general %[[FIRST]], {{.*}} {rhino.stage = 1 : i64}
-// CHECK-NEXT: %[[THIRD:.*]] = stablehlo.dot_general %[[SECOND]], {{.*}} {rhino.stage = 1 : i64}
-// CHECK-NEXT: %[[GRADIENT:.*]] = stablehlo.dot_general %[[THIRD]], {{.*}} {rhino.stage = 1 : i64}
-// CHECK-NEXT: %[[WEIGHT:.*]] = stablehlo.dot_general {{.*}}, %[[GRADIENT]], {{.*}} {rhino.stage = 2 : i64}
+// CHECK-NEXT: %[[FIRST:.*]] = stablehlo.dot_general %{{.*}} {rhino.virtual_stage = 0 : i64}
+// CHECK-NEXT: %[[SECOND:.*]] = stablehlo.dot_general %[[FIRST]], {{.*}} {rhino.virtual_stage = 1 : i64}
+// CHECK-NEXT: %[[THIRD:.*]] = stablehlo.dot_general %[[SECOND]], {{.*}} {rhino.virtual_stage = 1 : i64}
+// CHECK-NEXT: %[[GRADIENT:.*]] = stablehlo.dot_general %[[THIRD]], {{.*}} {rhino.virtual_stage = 1 : i64}
+// CHECK-NEXT: %[[WEIGHT:.*]] = stablehlo.dot_general {{.*}}, %[[GRADIENT]], {{.*}} {rhino.virtual_stage = 2 : i64}
 // CHECK-NEXT: return %[[THIRD]], %[[WEIGHT]]
 func.func @main(%x: tensor<8x8xf32>, %w: tensor<8x8xf32>) -> (tensor<8x8xf32>, tensor<8x8xf32>) {
   %first = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<8x8xf32>, tensor<8x8xf32>) -> tensor<8x8xf32>

@@ -4,8 +4,8 @@
 // a remark says so.
 
 // CHECK: %[[END:.*]]:2 = stablehlo.while
-// CHECK: stablehlo.tanh %{{.*}} {rhino.stage = 0 : i64}
-// CHECK: stablehlo.dot_general %[[END]]#1, {{.*}}rhino.stage = 1 : i64
+// CHECK: stablehlo.tanh %{{.*}} {rhino.virtual_stage = 0 : i64}
+// CHECK: stablehlo.dot_general %[[END]]#1, {{.*}}rhino.virtual_stage = 1 : i64
 func.func @main(%x: tensor<32x32xf32>, %w: tensor<32x32xf32>) -> tensor<32x32xf32> {
   %zero = stablehlo.constant dense<0> : tensor<i32>
   %one = stablehlo.constant dense<1> : tensor<i32>

@@ -10,7 +10,7 @@
 // Options that cannot be are refused; and where no cut fits the budget, what it needs without one and the largest parameters are named.
 // One stage is no cut, so that no budget rules it out here.
 
-// NUMBER: error: [RHI-STAGE-001] 0 stageswere requested
+// NUMBER: error: [RHI-STAGE-001] 0 stages were requested
 // SCHEDULE: error: [RHI-SCHED-001] got schedule 'fastest', expected one of
 // TOLERANCE: error: [RHI-STAGE-002] tolerance '-0.1' is no number from 0 to 10
 // WORD: error: [RHI-STAGE-002] tolerance 'ten' is no number from 0 to 10
@@ -18,11 +18,11 @@
 // BUDGET-NEXT: note: without it, the stages need {{.*}} B, {{.*}} B
 // BUDGET-NEXT: note: the largest: argument 2 "v" tensor<8x16xf32> of 512 B, argument 1 "u" tensor<8x8xf32> of 256 B
 // BUDGET-NEXT: note: to fix: allow more bytes
-// ONE-COUNT-2: stablehlo.dot_general {{.*}}rhino.stage = 0 : i64
+// ONE-COUNT-2: stablehlo.dot_general {{.*}}rhino.virtual_stage = 0 : i64
 // SIZE: error: [RHI-CLI-001] size: got 'much'
 // CLUSTER: error: [RHI-CLUSTER-001] got cluster 'none'
-// CHECK: stablehlo.dot_general {{.*}}rhino.stage = 0 : i64
-// CHECK: stablehlo.dot_general {{.*}}rhino.stage = 1 : i64
+// CHECK: stablehlo.dot_general {{.*}}rhino.virtual_stage = 0 : i64
+// CHECK: stablehlo.dot_general {{.*}}rhino.virtual_stage = 1 : i64
 func.func @main(%x: tensor<2x8xf32> loc("x"), %u: tensor<8x8xf32> loc("u"), %v: tensor<8x16xf32> loc("v")) -> tensor<2x16xf32> {
   %h = stablehlo.dot_general %x, %u, contracting_dims = [1] x [0] : (tensor<2x8xf32>, tensor<8x8xf32>) -> tensor<2x8xf32>
   %o = stablehlo.dot_general %h, %v, contracting_dims = [1] x [0] : (tensor<2x8xf32>, tensor<8x16xf32>) -> tensor<2x16xf32>

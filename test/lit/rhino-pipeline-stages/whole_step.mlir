@@ -3,12 +3,12 @@
 // both gradients are divided is a scalar and ties nothing together.
 
 // CHECK-LABEL: func.func @main(
-// CHECK: %[[H:.*]] = stablehlo.dot_general %arg0, %arg2, {{.*}}rhino.stage = 0 : i64
-// CHECK: %[[O:.*]] = stablehlo.dot_general %[[H]], %arg3, {{.*}}rhino.stage = 1 : i64
-// CHECK: %[[G:.*]] = stablehlo.subtract %[[O]], %arg1 {rhino.stage = 1 : i64}
-// CHECK: %[[GV:.*]] = stablehlo.dot_general %[[H]], %[[G]], {{.*}}rhino.stage = 1 : i64
-// CHECK: %[[GH:.*]] = stablehlo.dot_general %[[G]], %arg3, {{.*}}rhino.stage = 1 : i64
-// CHECK: %[[GU:.*]] = stablehlo.dot_general %arg0, %[[GH]], {{.*}}rhino.stage = 2 : i64
+// CHECK: %[[H:.*]] = stablehlo.dot_general %arg0, %arg2, {{.*}}rhino.virtual_stage = 0 : i64
+// CHECK: %[[O:.*]] = stablehlo.dot_general %[[H]], %arg3, {{.*}}rhino.virtual_stage = 1 : i64
+// CHECK: %[[G:.*]] = stablehlo.subtract %[[O]], %arg1 {rhino.virtual_stage = 1 : i64}
+// CHECK: %[[GV:.*]] = stablehlo.dot_general %[[H]], %[[G]], {{.*}}rhino.virtual_stage = 1 : i64
+// CHECK: %[[GH:.*]] = stablehlo.dot_general %[[G]], %arg3, {{.*}}rhino.virtual_stage = 1 : i64
+// CHECK: %[[GU:.*]] = stablehlo.dot_general %arg0, %[[GH]], {{.*}}rhino.virtual_stage = 2 : i64
 // CHECK: %[[SU:.*]] = stablehlo.multiply %[[GU]], %[[GU]] {rhino.stage = 0 : i64}
 // CHECK: %[[SV:.*]] = stablehlo.multiply %[[GV]], %[[GV]] {rhino.stage = 1 : i64}
 // CHECK: %[[DU:.*]] = stablehlo.divide %[[GU]], %{{.*}} {rhino.stage = 0 : i64}

@@ -3,11 +3,11 @@
 // Both micro-batches are in flight in the first stage, which has read the whole batch before its backward pass begins. Its slices are kept: to
 // slice it again would keep all of it, which takes as much. With a third micro-batch it is sliced again (stages.mlir).
 
-// CHECK: %[[X:.*]] = stablehlo.dynamic_slice %arg0, {{.*}}rhino.stage = 0 : i64
-// CHECK: %[[B:.*]]:2 = stablehlo.optimization_barrier {rhino.stage = 2 : i64} %[[X]], %{{.*}} : tensor<1x64x8xf32>, tensor<64x8xf32>
-// CHECK-NEXT: %[[X2:.*]] = stablehlo.reshape %[[B]]#0 {rhino.stage = 2 : i64}
-// CHECK-NEXT: %[[A2:.*]] = stablehlo.dot_general %[[X2]], %{{.*}}rhino.stage = 2 : i64
-// CHECK-NEXT: %[[T2:.*]] = stablehlo.tanh %[[A2]] {rhino.stage = 2 : i64}
+// CHECK: %[[X:.*]] = stablehlo.dynamic_slice %arg0, {{.*}}rhino.virtual_stage = 0 : i64
+// CHECK: %[[B:.*]]:2 = stablehlo.optimization_barrier {rhino.virtual_stage = 2 : i64} %[[X]], %{{.*}} : tensor<1x64x8xf32>, tensor<64x8xf32>
+// CHECK-NEXT: %[[X2:.*]] = stablehlo.reshape %[[B]]#0 {rhino.virtual_stage = 2 : i64}
+// CHECK-NEXT: %[[A2:.*]] = stablehlo.dot_general %[[X2]], %{{.*}}rhino.virtual_stage = 2 : i64
+// CHECK-NEXT: %[[T2:.*]] = stablehlo.tanh %[[A2]] {rhino.virtual_stage = 2 : i64}
 
 // expected-remark@unknown {{stage 0: 4 KiB of 66 KiB are kept for the backward pass; 2 ops in 1 pieces run again}}
 // expected-remark@unknown {{stage 1: }}
@@ -23,17 +23,17 @@ func.func @main(%xs: tensor<2x64x8xf32>, %up: tensor<8x256xf32>, %down: tensor<2
     %more = stablehlo.compare LT, %i, %two : (tensor<i32>, tensor<i32>) -> tensor<i1>
     stablehlo.return %more : tensor<i1>
   } do {
-    %xi = stablehlo.dynamic_slice %xs, %i, %zero, %zero, sizes = [1, 64, 8] {rhino.stage = 0 : i64} : (tensor<2x64x8xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<1x64x8xf32>
-    %x = stablehlo.reshape %xi {rhino.stage = 0 : i64} : (tensor<1x64x8xf32>) -> tensor<64x8xf32>
-    %a = stablehlo.dot_general %x, %up, contracting_dims = [1] x [0] {rhino.stage = 0 : i64} : (tensor<64x8xf32>, tensor<8x256xf32>) -> tensor<64x256xf32>
-    %t = stablehlo.tanh %a {rhino.stage = 0 : i64} : tensor<64x256xf32>
-    %h = stablehlo.dot_general %t, %down, contracting_dims = [1] x [0] {rhino.stage = 0 : i64} : (tensor<64x256xf32>, tensor<256x8xf32>) -> tensor<64x8xf32>
-    %o = stablehlo.dot_general %h, %last, contracting_dims = [1] x [0] {rhino.stage = 1 : i64} : (tensor<64x8xf32>, tensor<8x8xf32>) -> tensor<64x8xf32>
-    %gl = stablehlo.dot_general %h, %o, contracting_dims = [0] x [0] {rhino.stage = 1 : i64} : (tensor<64x8xf32>, tensor<64x8xf32>) -> tensor<8x8xf32>
-    %gh = stablehlo.dot_general %o, %last, contracting_dims = [1] x [1] {rhino.stage = 1 : i64} : (tensor<64x8xf32>, tensor<8x8xf32>) -> tensor<64x8xf32>
-    %gd = stablehlo.dot_general %t, %gh, contracting_dims = [0] x [0] {rhino.stage = 2 : i64} : (tensor<64x256xf32>, tensor<64x8xf32>) -> tensor<256x8xf32>
-    %new_dd = stablehlo.add %dd, %gd {rhino.stage = 2 : i64} : tensor<256x8xf32>
-    %new_dl = stablehlo.add %dl, %gl {rhino.stage = 1 : i64} : tensor<8x8xf32>
+    %xi = stablehlo.dynamic_slice %xs, %i, %zero, %zero, sizes = [1, 64, 8] {rhino.virtual_stage = 0 : i64} : (tensor<2x64x8xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<1x64x8xf32>
+    %x = stablehlo.reshape %xi {rhino.virtual_stage = 0 : i64} : (tensor<1x64x8xf32>) -> tensor<64x8xf32>
+    %a = stablehlo.dot_general %x, %up, contracting_dims = [1] x [0] {rhino.virtual_stage = 0 : i64} : (tensor<64x8xf32>, tensor<8x256xf32>) -> tensor<64x256xf32>
+    %t = stablehlo.tanh %a {rhino.virtual_stage = 0 : i64} : tensor<64x256xf32>
+    %h = stablehlo.dot_general %t, %down, contracting_dims = [1] x [0] {rhino.virtual_stage = 0 : i64} : (tensor<64x256xf32>, tensor<256x8xf32>) -> tensor<64x8xf32>
+    %o = stablehlo.dot_general %h, %last, contracting_dims = [1] x [0] {rhino.virtual_stage = 1 : i64} : (tensor<64x8xf32>, tensor<8x8xf32>) -> tensor<64x8xf32>
+    %gl = stablehlo.dot_general %h, %o, contracting_dims = [0] x [0] {rhino.virtual_stage = 1 : i64} : (tensor<64x8xf32>, tensor<64x8xf32>) -> tensor<8x8xf32>
+    %gh = stablehlo.dot_general %o, %last, contracting_dims = [1] x [1] {rhino.virtual_stage = 1 : i64} : (tensor<64x8xf32>, tensor<8x8xf32>) -> tensor<64x8xf32>
+    %gd = stablehlo.dot_general %t, %gh, contracting_dims = [0] x [0] {rhino.virtual_stage = 2 : i64} : (tensor<64x256xf32>, tensor<64x8xf32>) -> tensor<256x8xf32>
+    %new_dd = stablehlo.add %dd, %gd {rhino.virtual_stage = 2 : i64} : tensor<256x8xf32>
+    %new_dl = stablehlo.add %dl, %gl {rhino.virtual_stage = 1 : i64} : tensor<8x8xf32>
     %next = stablehlo.add %i, %one : tensor<i32>
     stablehlo.return %next, %new_dd, %new_dl : tensor<i32>, tensor<256x8xf32>, tensor<8x8xf32>
   }

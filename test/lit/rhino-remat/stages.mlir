@@ -5,13 +5,13 @@
 // back. The last stage turns back at once: nothing that it makes again would be gone meanwhile.
 
 // CHECK: stablehlo.while
-// CHECK: %[[A:.*]] = stablehlo.dot_general {{.*}}rhino.stage = 0 : i64
-// CHECK: %[[B:.*]]:2 = stablehlo.optimization_barrier {rhino.stage = 2 : i64} %{{.*}}, %{{.*}} : tensor<i32>, tensor<64x8xf32>
-// CHECK-NEXT: %[[X:.*]] = stablehlo.dynamic_slice %arg0, %[[B]]#0, {{.*}}rhino.stage = 2 : i64
-// CHECK-NEXT: %[[X2:.*]] = stablehlo.reshape %[[X]] {rhino.stage = 2 : i64}
-// CHECK-NEXT: %[[A2:.*]] = stablehlo.dot_general %[[X2]], %{{.*}}rhino.stage = 2 : i64
-// CHECK-NEXT: %[[T2:.*]] = stablehlo.tanh %[[A2]] {rhino.stage = 2 : i64}
-// CHECK-NEXT: stablehlo.dot_general %[[T2]], %[[B]]#1, {{.*}}rhino.stage = 2 : i64
+// CHECK: %[[A:.*]] = stablehlo.dot_general {{.*}}rhino.virtual_stage = 0 : i64
+// CHECK: %[[B:.*]]:2 = stablehlo.optimization_barrier {rhino.virtual_stage = 2 : i64} %{{.*}}, %{{.*}} : tensor<i32>, tensor<64x8xf32>
+// CHECK-NEXT: %[[X:.*]] = stablehlo.dynamic_slice %arg0, %[[B]]#0, {{.*}}rhino.virtual_stage = 2 : i64
+// CHECK-NEXT: %[[X2:.*]] = stablehlo.reshape %[[X]] {rhino.virtual_stage = 2 : i64}
+// CHECK-NEXT: %[[A2:.*]] = stablehlo.dot_general %[[X2]], %{{.*}}rhino.virtual_stage = 2 : i64
+// CHECK-NEXT: %[[T2:.*]] = stablehlo.tanh %[[A2]] {rhino.virtual_stage = 2 : i64}
+// CHECK-NEXT: stablehlo.dot_general %[[T2]], %[[B]]#1, {{.*}}rhino.virtual_stage = 2 : i64
 
 // LAST: stablehlo.while
 // LAST-NOT: optimization_barrier
@@ -30,17 +30,17 @@ func.func @main(%xs: tensor<3x64x8xf32>, %up: tensor<8x256xf32>, %down: tensor<2
     %more = stablehlo.compare LT, %i, %three : (tensor<i32>, tensor<i32>) -> tensor<i1>
     stablehlo.return %more : tensor<i1>
   } do {
-    %xi = stablehlo.dynamic_slice %xs, %i, %zero, %zero, sizes = [1, 64, 8] {rhino.stage = 0 : i64} : (tensor<3x64x8xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<1x64x8xf32>
-    %x = stablehlo.reshape %xi {rhino.stage = 0 : i64} : (tensor<1x64x8xf32>) -> tensor<64x8xf32>
-    %a = stablehlo.dot_general %x, %up, contracting_dims = [1] x [0] {rhino.stage = 0 : i64} : (tensor<64x8xf32>, tensor<8x256xf32>) -> tensor<64x256xf32>
-    %t = stablehlo.tanh %a {rhino.stage = 0 : i64} : tensor<64x256xf32>
-    %h = stablehlo.dot_general %t, %down, contracting_dims = [1] x [0] {rhino.stage = 0 : i64} : (tensor<64x256xf32>, tensor<256x8xf32>) -> tensor<64x8xf32>
-    %o = stablehlo.dot_general %h, %last, contracting_dims = [1] x [0] {rhino.stage = 1 : i64} : (tensor<64x8xf32>, tensor<8x8xf32>) -> tensor<64x8xf32>
-    %gl = stablehlo.dot_general %h, %o, contracting_dims = [0] x [0] {rhino.stage = 1 : i64} : (tensor<64x8xf32>, tensor<64x8xf32>) -> tensor<8x8xf32>
-    %gh = stablehlo.dot_general %o, %last, contracting_dims = [1] x [1] {rhino.stage = 1 : i64} : (tensor<64x8xf32>, tensor<8x8xf32>) -> tensor<64x8xf32>
-    %gd = stablehlo.dot_general %t, %gh, contracting_dims = [0] x [0] {rhino.stage = 2 : i64} : (tensor<64x256xf32>, tensor<64x8xf32>) -> tensor<256x8xf32>
-    %new_dd = stablehlo.add %dd, %gd {rhino.stage = 2 : i64} : tensor<256x8xf32>
-    %new_dl = stablehlo.add %dl, %gl {rhino.stage = 1 : i64} : tensor<8x8xf32>
+    %xi = stablehlo.dynamic_slice %xs, %i, %zero, %zero, sizes = [1, 64, 8] {rhino.virtual_stage = 0 : i64} : (tensor<3x64x8xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<1x64x8xf32>
+    %x = stablehlo.reshape %xi {rhino.virtual_stage = 0 : i64} : (tensor<1x64x8xf32>) -> tensor<64x8xf32>
+    %a = stablehlo.dot_general %x, %up, contracting_dims = [1] x [0] {rhino.virtual_stage = 0 : i64} : (tensor<64x8xf32>, tensor<8x256xf32>) -> tensor<64x256xf32>
+    %t = stablehlo.tanh %a {rhino.virtual_stage = 0 : i64} : tensor<64x256xf32>
+    %h = stablehlo.dot_general %t, %down, contracting_dims = [1] x [0] {rhino.virtual_stage = 0 : i64} : (tensor<64x256xf32>, tensor<256x8xf32>) -> tensor<64x8xf32>
+    %o = stablehlo.dot_general %h, %last, contracting_dims = [1] x [0] {rhino.virtual_stage = 1 : i64} : (tensor<64x8xf32>, tensor<8x8xf32>) -> tensor<64x8xf32>
+    %gl = stablehlo.dot_general %h, %o, contracting_dims = [0] x [0] {rhino.virtual_stage = 1 : i64} : (tensor<64x8xf32>, tensor<64x8xf32>) -> tensor<8x8xf32>
+    %gh = stablehlo.dot_general %o, %last, contracting_dims = [1] x [1] {rhino.virtual_stage = 1 : i64} : (tensor<64x8xf32>, tensor<8x8xf32>) -> tensor<64x8xf32>
+    %gd = stablehlo.dot_general %t, %gh, contracting_dims = [0] x [0] {rhino.virtual_stage = 2 : i64} : (tensor<64x256xf32>, tensor<64x8xf32>) -> tensor<256x8xf32>
+    %new_dd = stablehlo.add %dd, %gd {rhino.virtual_stage = 2 : i64} : tensor<256x8xf32>
+    %new_dl = stablehlo.add %dl, %gl {rhino.virtual_stage = 1 : i64} : tensor<8x8xf32>
     %next = stablehlo.add %i, %one : tensor<i32>
     stablehlo.return %next, %new_dd, %new_dl : tensor<i32>, tensor<256x8xf32>, tensor<8x8xf32>
   }

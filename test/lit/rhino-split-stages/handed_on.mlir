@@ -32,30 +32,30 @@ func.func @main(%x: tensor<2x4x4xf32> loc("x"), %u: tensor<4x4xf32> {tf.aliasing
     %more = stablehlo.compare LT, %i, %two : (tensor<i32>, tensor<i32>) -> tensor<i1>
     stablehlo.return %more : tensor<i1>
   } do {
-    %slice = stablehlo.dynamic_slice %x, %i, %zero, %zero, sizes = [1, 4, 4] {rhino.stage = 0 : i64}
+    %slice = stablehlo.dynamic_slice %x, %i, %zero, %zero, sizes = [1, 4, 4] {rhino.virtual_stage = 0 : i64}
         : (tensor<2x4x4xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<1x4x4xf32>
-    %mine = stablehlo.reshape %slice {rhino.stage = 0 : i64} : (tensor<1x4x4xf32>) -> tensor<4x4xf32>
+    %mine = stablehlo.reshape %slice {rhino.virtual_stage = 0 : i64} : (tensor<1x4x4xf32>) -> tensor<4x4xf32>
     %limit = stablehlo.constant dense<0.5> : tensor<4x4xf32>
     %dot = stablehlo.dot_general %mine, %u, contracting_dims = [1] x [0]
-        {rhino.stage = 0 : i64}
+        {rhino.virtual_stage = 0 : i64}
         : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
-    %tanh = stablehlo.tanh %dot {rhino.stage = 0 : i64} : tensor<4x4xf32>
-    %mask = stablehlo.compare GT, %dot, %limit {rhino.stage = 0 : i64}
+    %tanh = stablehlo.tanh %dot {rhino.virtual_stage = 0 : i64} : tensor<4x4xf32>
+    %mask = stablehlo.compare GT, %dot, %limit {rhino.virtual_stage = 0 : i64}
         : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xi1>
-    %kept = stablehlo.select %mask, %tanh, %dot {rhino.stage = 0 : i64}
+    %kept = stablehlo.select %mask, %tanh, %dot {rhino.virtual_stage = 0 : i64}
         : tensor<4x4xi1>, tensor<4x4xf32>
-    %fenced = "stablehlo.optimization_barrier"(%tanh) {rhino.stage = 0 : i64} : (tensor<4x4xf32>) -> tensor<4x4xf32>
-    %behind = stablehlo.sine %fenced {rhino.stage = 0 : i64} : tensor<4x4xf32>
-    %scaled = stablehlo.multiply %dot, %sum {rhino.stage = 0 : i64} : tensor<4x4xf32>
-    %new_sum = stablehlo.add %sum, %dot {rhino.stage = 0 : i64} : tensor<4x4xf32>
-    %g = stablehlo.exponential %kept {rhino.stage = 1 : i64} : tensor<4x4xf32>
-    %b1 = stablehlo.multiply %tanh, %g {rhino.stage = 2 : i64} : tensor<4x4xf32>
-    %b2 = stablehlo.select %mask, %b1, %g {rhino.stage = 2 : i64} : tensor<4x4xi1>, tensor<4x4xf32>
-    %b3 = stablehlo.dot_general %kept, %b2, contracting_dims = [1] x [0] {rhino.stage = 2 : i64}
+    %fenced = "stablehlo.optimization_barrier"(%tanh) {rhino.virtual_stage = 0 : i64} : (tensor<4x4xf32>) -> tensor<4x4xf32>
+    %behind = stablehlo.sine %fenced {rhino.virtual_stage = 0 : i64} : tensor<4x4xf32>
+    %scaled = stablehlo.multiply %dot, %sum {rhino.virtual_stage = 0 : i64} : tensor<4x4xf32>
+    %new_sum = stablehlo.add %sum, %dot {rhino.virtual_stage = 0 : i64} : tensor<4x4xf32>
+    %g = stablehlo.exponential %kept {rhino.virtual_stage = 1 : i64} : tensor<4x4xf32>
+    %b1 = stablehlo.multiply %tanh, %g {rhino.virtual_stage = 2 : i64} : tensor<4x4xf32>
+    %b2 = stablehlo.select %mask, %b1, %g {rhino.virtual_stage = 2 : i64} : tensor<4x4xi1>, tensor<4x4xf32>
+    %b3 = stablehlo.dot_general %kept, %b2, contracting_dims = [1] x [0] {rhino.virtual_stage = 2 : i64}
         : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
-    %b4 = stablehlo.add %b3, %behind {rhino.stage = 2 : i64} : tensor<4x4xf32>
-    %b5 = stablehlo.add %b4, %scaled {rhino.stage = 2 : i64} : tensor<4x4xf32>
-    %new_du = stablehlo.add %du, %b5 {rhino.stage = 2 : i64} : tensor<4x4xf32>
+    %b4 = stablehlo.add %b3, %behind {rhino.virtual_stage = 2 : i64} : tensor<4x4xf32>
+    %b5 = stablehlo.add %b4, %scaled {rhino.virtual_stage = 2 : i64} : tensor<4x4xf32>
+    %new_du = stablehlo.add %du, %b5 {rhino.virtual_stage = 2 : i64} : tensor<4x4xf32>
     %next = stablehlo.add %i, %one : tensor<i32>
     stablehlo.return %next, %new_du, %new_sum : tensor<i32>, tensor<4x4xf32>, tensor<4x4xf32>
   }

@@ -20,7 +20,7 @@ func.func @main(%x: tensor<4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>}
     stablehlo.return %more : tensor<i1>
   } do {
     %scan:2 = stablehlo.while(%j = %zero, %y = %x) : tensor<i32>, tensor<4xf32>
-      attributes {rhino.stage = 0 : i64,
+      attributes {rhino.virtual_stage = 0 : i64,
                   rhino.carried = [#sdy.sharding<@mesh, []>, #sdy.sharding<@mesh, [{"x"}]>]} cond {
       %on = stablehlo.compare LT, %j, %one : (tensor<i32>, tensor<i32>) -> tensor<i1>
       stablehlo.return %on : tensor<i1>
@@ -30,7 +30,7 @@ func.func @main(%x: tensor<4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>}
       stablehlo.return %after, %new : tensor<i32>, tensor<4xf32>
     }
     %more_sum = stablehlo.add %sum, %scan#1
-        {rhino.stage = 1 : i64, sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{"x"}]>]>} : tensor<4xf32>
+        {rhino.virtual_stage = 1 : i64, sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{"x"}]>]>} : tensor<4xf32>
     %next = stablehlo.add %i, %one : tensor<i32>
     stablehlo.return %next, %more_sum : tensor<i32>, tensor<4xf32>
   }

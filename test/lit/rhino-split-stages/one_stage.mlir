@@ -11,7 +11,7 @@
 // CHECK: %[[ROWS:.*]] = stablehlo.reshape %[[X]]
 // CHECK: %[[END:.*]]:2 = stablehlo.while({{.*}} attributes {rhino.micro_batches = 2 : i64}
 // CHECK: %[[SLICE:.*]] = stablehlo.dynamic_slice %[[ROWS]]
-// CHECK-NOT: rhino.stage
+// CHECK-NOT: {{rhino[.](virtual_)?stage}}
 // CHECK: %[[NEW:.*]] = stablehlo.subtract %[[W]], %[[END]]#1 : tensor<4xf32>
 // CHECK-NEXT: return %[[NEW]], %[[END]]#1
 
@@ -29,11 +29,11 @@ func.func @main(%unread: tensor<4xf32> loc("unread"), %x: tensor<8x4xf32> loc("x
     %more = stablehlo.compare LT, %i, %two : (tensor<i32>, tensor<i32>) -> tensor<i1>
     stablehlo.return %more : tensor<i1>
   } do {
-    %slice = stablehlo.dynamic_slice %rows, %i, %zero, %zero, sizes = [1, 4, 4] {rhino.stage = 0 : i64}
+    %slice = stablehlo.dynamic_slice %rows, %i, %zero, %zero, sizes = [1, 4, 4] {rhino.virtual_stage = 0 : i64}
         : (tensor<2x4x4xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<1x4x4xf32>
-    %mine = stablehlo.reduce(%slice init: %nought) applies stablehlo.add across dimensions = [0, 1] {rhino.stage = 0 : i64}
+    %mine = stablehlo.reduce(%slice init: %nought) applies stablehlo.add across dimensions = [0, 1] {rhino.virtual_stage = 0 : i64}
         : (tensor<1x4x4xf32>, tensor<f32>) -> tensor<4xf32>
-    %new = stablehlo.add %sum, %mine {rhino.stage = 0 : i64} : tensor<4xf32>
+    %new = stablehlo.add %sum, %mine {rhino.virtual_stage = 0 : i64} : tensor<4xf32>
     %next = stablehlo.add %i, %one : tensor<i32>
     stablehlo.return %next, %new : tensor<i32>, tensor<4xf32>
   }

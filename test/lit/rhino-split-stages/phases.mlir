@@ -47,15 +47,15 @@ func.func @main(%x: tensor<8x4xf32> loc("x"), %u: tensor<4x4xf32> {tf.aliasing_o
     %more = stablehlo.compare LT, %i, %two : (tensor<i32>, tensor<i32>) -> tensor<i1>
     stablehlo.return %more : tensor<i1>
   } do {
-    %slice = stablehlo.dynamic_slice %rows, %i, %zero, %zero, sizes = [1, 4, 4] {rhino.stage = 0 : i64}
+    %slice = stablehlo.dynamic_slice %rows, %i, %zero, %zero, sizes = [1, 4, 4] {rhino.virtual_stage = 0 : i64}
         : (tensor<2x4x4xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<1x4x4xf32>
-    %mine = stablehlo.reshape %slice {rhino.stage = 0 : i64} : (tensor<1x4x4xf32>) -> tensor<4x4xf32>
-    %h = stablehlo.dot_general %mine, %u, contracting_dims = [1] x [0] {rhino.stage = 0 : i64}
+    %mine = stablehlo.reshape %slice {rhino.virtual_stage = 0 : i64} : (tensor<1x4x4xf32>) -> tensor<4x4xf32>
+    %h = stablehlo.dot_general %mine, %u, contracting_dims = [1] x [0] {rhino.virtual_stage = 0 : i64}
         : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
-    %g = stablehlo.multiply %h, %v {rhino.stage = 1 : i64} : tensor<4x4xf32>
-    %new_dv = stablehlo.add %dv, %h {rhino.stage = 1 : i64} : tensor<4x4xf32>
-    %back = stablehlo.tanh %g {rhino.stage = 2 : i64} : tensor<4x4xf32>
-    %new_du = stablehlo.add %du, %back {rhino.stage = 2 : i64} : tensor<4x4xf32>
+    %g = stablehlo.multiply %h, %v {rhino.virtual_stage = 1 : i64} : tensor<4x4xf32>
+    %new_dv = stablehlo.add %dv, %h {rhino.virtual_stage = 1 : i64} : tensor<4x4xf32>
+    %back = stablehlo.tanh %g {rhino.virtual_stage = 2 : i64} : tensor<4x4xf32>
+    %new_du = stablehlo.add %du, %back {rhino.virtual_stage = 2 : i64} : tensor<4x4xf32>
     %next = stablehlo.add %i, %one : tensor<i32>
     stablehlo.return %next, %new_du, %new_dv : tensor<i32>, tensor<4x4xf32>, tensor<4x4xf32>
   }

@@ -26,13 +26,13 @@ func.func @main(%x: tensor<2x8x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, 
     stablehlo.return %more : tensor<i1>
   } do {
     %slice = stablehlo.dynamic_slice %x, %i, %zero, %zero, sizes = [1, 8, 4]
-        {rhino.stage = 0 : i64, sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{}, {"x"}, {}]>]>}
+        {rhino.virtual_stage = 0 : i64, sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{}, {"x"}, {}]>]>}
         : (tensor<2x8x4xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<1x8x4xf32>
     %part = stablehlo.reduce(%slice init: %none) applies stablehlo.add across dimensions = [0, 1]
-        {rhino.stage = 0 : i64, sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{}], unreduced={"x"}>]>}
+        {rhino.virtual_stage = 0 : i64, sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{}], unreduced={"x"}>]>}
         : (tensor<1x8x4xf32>, tensor<f32>) -> tensor<4xf32>
     %more_sum = stablehlo.add %sum, %part
-        {rhino.stage = 0 : i64, sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{}], unreduced={"x"}>]>} : tensor<4xf32>
+        {rhino.virtual_stage = 0 : i64, sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{}], unreduced={"x"}>]>} : tensor<4xf32>
     %next = stablehlo.add %i, %one : tensor<i32>
     stablehlo.return %next, %more_sum : tensor<i32>, tensor<4xf32>
   }

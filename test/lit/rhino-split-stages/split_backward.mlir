@@ -24,11 +24,11 @@ func.func @main(%h: tensor<4xf32> loc("h"), %v: tensor<4xf32> loc("v")) -> (tens
     %more = stablehlo.compare LT, %i, %two : (tensor<i32>, tensor<i32>) -> tensor<i1>
     stablehlo.return %more : tensor<i1>
   } do {
-    %e = stablehlo.tanh %h {rhino.stage = 1 : i64} : tensor<4xf32>
-    %d = stablehlo.negate %e {rhino.stage = 1 : i64} : tensor<4xf32>
-    %new_dv = stablehlo.add %dv, %d {rhino.stage = 1 : i64} : tensor<4xf32>
-    %g = stablehlo.multiply %e, %v {rhino.stage = 1 : i64} : tensor<4xf32>
-    %new_du = stablehlo.add %du, %g {rhino.stage = 2 : i64} : tensor<4xf32>
+    %e = stablehlo.tanh %h {rhino.virtual_stage = 1 : i64} : tensor<4xf32>
+    %d = stablehlo.negate %e {rhino.virtual_stage = 1 : i64} : tensor<4xf32>
+    %new_dv = stablehlo.add %dv, %d {rhino.virtual_stage = 1 : i64} : tensor<4xf32>
+    %g = stablehlo.multiply %e, %v {rhino.virtual_stage = 1 : i64} : tensor<4xf32>
+    %new_du = stablehlo.add %du, %g {rhino.virtual_stage = 2 : i64} : tensor<4xf32>
     %next = stablehlo.add %i, %one : tensor<i32>
     stablehlo.return %next, %new_du, %new_dv : tensor<i32>, tensor<4xf32>, tensor<4xf32>
   }

@@ -19,11 +19,11 @@ func.func @main(%x: tensor<4xf32> loc("x")) -> tensor<4xf32> {
     %more = stablehlo.compare LT, %i, %one : (tensor<i32>, tensor<i32>) -> tensor<i1>
     stablehlo.return %more : tensor<i1>
   } do {
-    %scale = stablehlo.reduce(%x init: %none) applies stablehlo.add across dimensions = [0] {rhino.stage = 0 : i64}
+    %scale = stablehlo.reduce(%x init: %none) applies stablehlo.add across dimensions = [0] {rhino.virtual_stage = 0 : i64}
         : (tensor<4xf32>, tensor<f32>) -> tensor<f32>
-    %wide = stablehlo.broadcast_in_dim %scale, dims = [] {rhino.stage = 0 : i64} : (tensor<f32>) -> tensor<4xf32>
-    %y = stablehlo.multiply %x, %wide {rhino.stage = 1 : i64} : tensor<4xf32>
-    %more_sum = stablehlo.add %sum, %y {rhino.stage = 1 : i64} : tensor<4xf32>
+    %wide = stablehlo.broadcast_in_dim %scale, dims = [] {rhino.virtual_stage = 0 : i64} : (tensor<f32>) -> tensor<4xf32>
+    %y = stablehlo.multiply %x, %wide {rhino.virtual_stage = 1 : i64} : tensor<4xf32>
+    %more_sum = stablehlo.add %sum, %y {rhino.virtual_stage = 1 : i64} : tensor<4xf32>
     %next = stablehlo.add %i, %one : tensor<i32>
     stablehlo.return %next, %more_sum : tensor<i32>, tensor<4xf32>
   }

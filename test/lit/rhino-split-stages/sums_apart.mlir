@@ -28,11 +28,11 @@ func.func @main(%w: tensor<4xf32> {tf.aliasing_output = 0 : i32} loc("w")) -> te
     %more = stablehlo.compare LT, %i, %two : (tensor<i32>, tensor<i32>) -> tensor<i1>
     stablehlo.return %more : tensor<i1>
   } do {
-    %h = stablehlo.exponential %w {rhino.stage = 0 : i64} : tensor<4xf32>
-    %g = stablehlo.tanh %h {rhino.stage = 1 : i64} : tensor<4xf32>
-    %back = stablehlo.negate %g {rhino.stage = 2 : i64} : tensor<4xf32>
-    %both = stablehlo.add %g, %back {rhino.stage = 2 : i64} : tensor<4xf32>
-    %new_dw = stablehlo.add %dw, %both {rhino.stage = 2 : i64} : tensor<4xf32>
+    %h = stablehlo.exponential %w {rhino.virtual_stage = 0 : i64} : tensor<4xf32>
+    %g = stablehlo.tanh %h {rhino.virtual_stage = 1 : i64} : tensor<4xf32>
+    %back = stablehlo.negate %g {rhino.virtual_stage = 2 : i64} : tensor<4xf32>
+    %both = stablehlo.add %g, %back {rhino.virtual_stage = 2 : i64} : tensor<4xf32>
+    %new_dw = stablehlo.add %dw, %both {rhino.virtual_stage = 2 : i64} : tensor<4xf32>
     %next = stablehlo.add %i, %one : tensor<i32>
     stablehlo.return %next, %new_dw : tensor<i32>, tensor<4xf32>
   }

@@ -10,6 +10,7 @@ import front_part
 import jax
 import numpy as np
 import pytest
+from brute_force import brute_force
 from jax.sharding import PartitionSpec
 from problems import random_problem
 
@@ -18,7 +19,6 @@ from rhino.ir.diagnostics import RhinoError
 from rhino.passes.planner.why import again, reasons, replanned
 from rhino.strategies.sharding import what_if as forced
 from rhino.strategies.sharding.what_if import Alternatives, hold
-from rhino.strategies.solver.brute_force import brute_force
 from rhino.strategies.solver.conditional_optimum import HeldChoices
 from rhino.strategies.solver.search import Limits
 from rhino.strategies.solver.solver import Solver

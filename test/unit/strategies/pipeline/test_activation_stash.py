@@ -18,7 +18,8 @@ from rhino.ir.graph.graph import materialized
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.reader import read_module
 from rhino.ir.plan.step_memory import local_bytes
-from rhino.ir.program.accumulation import STAGE, accumulation_loop
+from rhino.ir.program.accumulation import accumulation_loop
+from rhino.ir.program.op_stages import virtual_stage_of
 from rhino.ir.program.staged_module import read_staged
 from rhino.passes.base import Remarks
 from rhino.passes.pipeline.sharded_step import sharded_plan
@@ -113,9 +114,8 @@ def cut():
     with context(), ir.Location.unknown():
         with whole_program(module.operation, remarks) as program:
             handing = handing_of(program, module.operation)
-            stage = np.array(
-                [ir.IntegerAttr(op.attributes[STAGE]).value if STAGE in op.attributes else -1 for op in program.ops]
-            )
+            marks = [virtual_stage_of(op) for op in program.ops]
+            stage = np.array([-1 if mark is None else mark for mark in marks])
             for forward in range(2):
                 found = handing.between(stage, forward, 4 - forward)
                 said.append(handing.size(found))

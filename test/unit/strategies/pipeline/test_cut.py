@@ -67,13 +67,13 @@ def random_problem(seed, num_stages, most=7, with_budget=False):
 
 def all_choices(problem):
     """Every legal choice with its bytes, largest work and largest memory, by enumeration."""
-    for choice in product(range(problem.last + 1), repeat=problem.num_nodes):
+    for choice in product(range(2 * problem.num_stages - 1), repeat=problem.num_nodes):
         stage = np.array(choice)
         if not all(choice[a] <= choice[b] for a, b in zip(problem.before, problem.after, strict=True)):
             continue
         if any(pin not in (OPEN, at) for pin, at in zip(problem.pinned, choice, strict=True)):
             continue
-        device = [min(v, problem.last - v) for v in choice]
+        device = [min(v, 2 * problem.num_stages - 2 - v) for v in choice]
         moved = sum(
             problem.nets.size[n] * (len({device[i] for i in problem.nets.nodes(n)}) - 1)
             for n in range(len(problem.nets))

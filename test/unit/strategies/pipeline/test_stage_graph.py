@@ -73,8 +73,8 @@ def staged(text, num_stages, tolerance="0.1"):
             list(block.operations)[list(block.operations).index(loop) + 1 : -1],
         ]
         marked = [
-            [(op.operation.name[10:], ir.IntegerAttr(op.attributes["rhino.stage"]).value) for op in side]
-            for side in sides
+            [(op.operation.name[10:], ir.IntegerAttr(op.attributes[name]).value) for op in side]
+            for side, name in zip(sides, ("rhino.virtual_stage", "rhino.stage"), strict=True)
         ]
     cut = remarks.result(StageCut)
     return cut.staging, cut.answer, marked

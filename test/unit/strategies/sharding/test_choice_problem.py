@@ -5,6 +5,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+from brute_force import brute_force, choice_costs, choice_peaks
 from choices import DEVICE, FOUR, S0, S1, UPDATE, P, R, choice_of, loop, model, pick
 from snippets import context, function, kept, program_of, tensor
 from training import export_step
@@ -19,7 +20,6 @@ from rhino.strategies.cost.cost_model import CostModel
 from rhino.strategies.cost.reshard import ReshardStep
 from rhino.strategies.sharding.choice_problem import Builder, ContradictionError, build
 from rhino.strategies.solver.answer import Answer, Infeasible
-from rhino.strategies.solver.brute_force import brute_force, choice_costs, choice_peaks
 from rhino.strategies.solver.search import Limits, Search
 from rhino.strategies.solver.solver import Solver
 

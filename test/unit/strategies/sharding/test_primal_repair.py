@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
+from brute_force import choice_costs, choice_peaks
 from problems import random_budget, random_problem
 
 from rhino.strategies.sharding.memory_fitting import fit
 from rhino.strategies.sharding.primal_repair import Programs, TakingOver
 from rhino.strategies.solver.answer import Answer
-from rhino.strategies.solver.brute_force import choice_costs, choice_peaks
 from rhino.strategies.solver.problem import Problem, Residents
 from rhino.strategies.solver.search import Limits, Search
 

@@ -9,11 +9,11 @@ from itertools import product
 
 import numpy as np
 import pytest
+from brute_force import brute_force
 from joint_problems import layered, random_joint_problem
 from problems import random_budget
 
 from rhino.strategies.solver.answer import Answer, Infeasible, Unsolved
-from rhino.strategies.solver.brute_force import brute_force
 from rhino.strategies.solver.dual.axis_sweeps import Sweep
 from rhino.strategies.solver.dual.colour_refinement import find_classes, lift
 from rhino.strategies.solver.dual.dual_ascent import Ascent

@@ -5,9 +5,9 @@ from functools import cache
 
 import numpy as np
 import pytest
+from brute_force import brute_force
 from problems import random_problem
 
-from rhino.strategies.solver.brute_force import brute_force
 from rhino.strategies.solver.elimination import by_node as eliminate
 from rhino.strategies.solver.elimination.by_node import Elimination, TableStore, TooWideError
 from rhino.strategies.solver.problem import Problem

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from brute_force import brute_force
 from joint_problems import layered, random_joint_problem
 from problems import random_problem
 
 from rhino.strategies.solver.answer import Infeasible
-from rhino.strategies.solver.brute_force import brute_force
 from rhino.strategies.solver.dual.bounded_elimination import best_near, greedy, states_within
 from rhino.strategies.solver.dual.colour_refinement import find_classes, lift
 from rhino.strategies.solver.dual.dual_ascent import Ascent

@@ -5,11 +5,11 @@ Alike layers are no work of their own.
 
 import numpy as np
 import pytest
+from brute_force import brute_force
 from joint_problems import layered, random_joint_problem
 from problems import random_budget, random_problem
 
 from rhino.strategies.solver.answer import Answer
-from rhino.strategies.solver.brute_force import brute_force
 from rhino.strategies.solver.elimination import in_batches as batches
 from rhino.strategies.solver.elimination.by_node import Elimination, TableStore, TooWideError
 from rhino.strategies.solver.elimination.in_batches import BatchElimination, alike, elimination_of

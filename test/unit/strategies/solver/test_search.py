@@ -6,11 +6,11 @@ from functools import cache
 
 import numpy as np
 import pytest
+from brute_force import brute_force
 from joint_problems import random_joint_problem
 from problems import random_budget, random_problem
 
 from rhino.strategies.solver.answer import Answer, Infeasible, Unsolved
-from rhino.strategies.solver.brute_force import brute_force
 from rhino.strategies.solver.dual.memory_prices import PricedSearch, peaks
 from rhino.strategies.solver.problem import Problem, Residents
 from rhino.strategies.solver.repair.component_repair import recombination

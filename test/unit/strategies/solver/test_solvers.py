@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+from brute_force import MAX_CHOICES, brute_force
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ortools.math_opt.python import mathopt
@@ -11,7 +12,6 @@ from problems import random_budget, random_problem
 from scipy import sparse
 
 from rhino.strategies.solver.answer import Answer, Infeasible, Unsolved
-from rhino.strategies.solver.brute_force import MAX_CHOICES, brute_force
 from rhino.strategies.solver.lp.linear_programs import Point, Rows, solve_rows
 from rhino.strategies.solver.lp.local_polytope import Model, build_model, dual_bound, flatten
 from rhino.strategies.solver.lp.solve_lp import Relaxed, round_lp, solve_lp, solve_milp

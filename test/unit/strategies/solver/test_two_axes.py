@@ -7,6 +7,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+from brute_force import brute_force, choice_costs, choice_peaks
 from snippets import function, program_of, tensor
 
 from rhino.ir.cluster.cluster import MeshAxis
@@ -17,7 +18,6 @@ from rhino.strategies.cost.candidates import REPLICATE
 from rhino.strategies.cost.cost_model import CostModel
 from rhino.strategies.sharding.choice_problem import build
 from rhino.strategies.solver.answer import Answer, Infeasible
-from rhino.strategies.solver.brute_force import brute_force, choice_costs, choice_peaks
 from rhino.strategies.solver.search import Limits, Search
 
 R, P, S0, S1 = REPLICATED, PARTIAL, split(0), split(1)
