@@ -1,4 +1,4 @@
-"""The target's compiler chooses: by steps and bytes that a compiler of this test's own gives, and by XLA's for hosts."""
+"""The target's compiler chooses: by steps and bytes that a fake compiler gives, and by XLA's for hosts."""
 
 from dataclasses import replace
 
@@ -44,7 +44,7 @@ TEXT = text_of()
 
 
 class FakeCompiler:
-    """Gives the n-th module the n-th of `peaks` (bytes) and `steps` (megabytes moved); the last of them from there on."""
+    """Gives the n-th module the n-th of `peaks` (bytes) and `steps` (megabytes moved), and the last to all others."""
 
     def __init__(self, peaks=(1,), steps=(1,), refused=()):
         self.peaks, self.steps, self.refused, self.num = peaks, steps, refused, 0
@@ -54,7 +54,8 @@ class FakeCompiler:
         if number in self.refused:
             raise RhinoError("RHI-AOT-001", "it does not compile")
         size = self.steps[min(number, len(self.steps) - 1)] << 17
-        hlo = f"HloModule m\n\nENTRY %main () -> f32[] {{\n  %a = f32[{size}] parameter(0)\n  %n = f32[{size}] negate(%a)\n}}\n"
+        lines = f"  %a = f32[{size}] parameter(0)\n  %n = f32[{size}] negate(%a)"
+        hlo = f"HloModule m\n\nENTRY %main () -> f32[] {{\n{lines}\n}}\n"
         peak = self.peaks[min(number, len(self.peaks) - 1)]
         return Compiled(peak, ((peak // 2, "f32[64,128]"),), hlo, "a compiler 1.0", False, 0.1)
 
