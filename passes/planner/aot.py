@@ -147,7 +147,7 @@ class Comparer:
         fit = [one for one in self.candidates if one.peak_bytes <= self.budget_bytes]
         if not fit:
             raise self.none_fits()
-        return Judged(min(fit, key=lambda one: one.step_s), tuple(self.candidates))
+        return Judged(fastest(fit), tuple(self.candidates))
 
     def uncompiled(self, missing: str) -> Judged:
         """Returns the plan as the search alone makes it. Raises what the search raises."""
@@ -259,6 +259,11 @@ class Comparer:
             (*buffers, f"plans compiled: {len(compiled)}"),
             "raise --budget, use more devices or a smaller batch, or allow more compiles",
         )
+
+
+def fastest(candidates: Sequence[Candidate]) -> Candidate:
+    """Returns the candidate whose compiled step is the fastest, the first of equal ones."""
+    return min(candidates, key=lambda one: one.step_s)
 
 
 def program_of(module: ir.Module, form: str) -> bytes | None:

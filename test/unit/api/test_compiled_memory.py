@@ -1,0 +1,149 @@
+"""What is compiled has the last word: at a call against the budget, and when a plan is made with `aot`."""
+
+import logging
+
+import jax
+import jax.monitoring
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rhino
+from rhino.ir.diagnostics import RhinoError
+from rhino.ir.hlo.compiled import Compiled
+
+COMPILES = []
+jax.monitoring.register_event_duration_secs_listener(
+    lambda name, _seconds, **_: COMPILES.append(name) if name.endswith("backend_compile_duration") else None
+)
+
+
+def scan_step(p, x):
+    """An associative scan, of which the predicted peak is a fraction of what XLA takes."""
+
+    def loss(p):
+        pairs = jax.nn.sigmoid(x @ p), x
+        _, h = jax.lax.associative_scan(lambda a, b: (a[0] * b[0], b[0] * a[1] + b[1]), pairs, axis=1)
+        return (h**2).mean()
+
+    return p - jax.grad(loss)(p)
+
+
+def mlp_step(state, x):
+    def loss(params):
+        h = x
+        for w in params:
+            h = jnp.tanh(h @ w)
+        return (h**2).mean()
+
+    value, grads = jax.value_and_grad(loss)(state["params"])
+    moments = jax.tree.map(lambda m, g: 0.9 * m + g, state["moments"], grads)
+    return {"params": jax.tree.map(lambda p, m: p - 0.1 * m, state["params"], moments), "moments": moments}, value
+
+
+P = np.full((64, 64), 0.01, np.float32)
+X = np.random.default_rng(0).random((16, 64, 64), np.float32)
+
+
+def state():
+    rng = np.random.default_rng(1)
+    weights = [rng.random((128, 128), np.float32) / 10 for _ in range(2)]
+    return {"params": weights, "moments": [np.zeros_like(w) for w in weights]}
+
+
+def planned(f, *args):
+    return f.plan(*args).facts
+
+
+def compiled_bytes(f, *args):
+    stats = f.lower(*args).compile().memory_analysis()
+    kept = stats.argument_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes
+    return kept + stats.temp_size_in_bytes
+
+
+def refusal(f):
+    """What a call is refused for; None where it runs."""
+    try:
+        f(P, X)
+    except RhinoError as error:
+        return error
+    return None
+
+
+def test_the_first_call_compiles_once_and_later_calls_not_at_all():
+    f = rhino.parallelize(scan_step, cluster="cpu8", donate_argnums=0)
+    f.plan(P, X)
+    COMPILES.clear()
+    first = f(P, X)
+    assert len(COMPILES) == 1
+    np.testing.assert_array_equal(f(P, X), first)
+    assert len(COMPILES) == 1
+
+
+def test_a_program_that_takes_more_than_the_budget_is_never_run(caplog):
+    free = rhino.parallelize(scan_step, cluster="cpu8", donate_argnums=0)
+    predicted, needed = planned(free, P, X).predicted.peak_bytes[0], compiled_bytes(free, P, X)
+    assert predicted < needed, "the case is of a prediction that is too small"
+    caplog.set_level(logging.INFO, "rhino")
+    for budget in np.linspace(predicted * 1.01, needed * 1.01, 4).astype(int).tolist():
+        f = rhino.parallelize(scan_step, cluster="cpu8", donate_argnums=0, budget=budget)
+        error = refusal(f)
+        if error is None:
+            assert compiled_bytes(f, P, X) <= budget
+        else:
+            assert error.id == "RHI-SOLVE-001"
+            assert error.what.startswith("the compiled program of scan_step takes ")
+            assert "it was predicted to take" in error.notes[0]
+            assert budget < needed
+    assert "scan_step is planned again: the compiled program of scan_step takes" in caplog.text
+
+
+def test_a_kept_plan_whose_program_is_over_its_budget_is_refused():
+    free = rhino.parallelize(scan_step, cluster="cpu8", donate_argnums=0)
+    budget = int(planned(free, P, X).predicted.peak_bytes[0] * 1.01)
+    plan = rhino.parallelize(scan_step, cluster="cpu8", donate_argnums=0, budget=budget).plan(P, X)
+    f = rhino.parallelize(scan_step, plan=plan, donate_argnums=0)
+    with pytest.raises(RhinoError, match=r"(?s)RHI-SOLVE-001.*the compiled program.*plan again with budget="):
+        f(P, X)
+
+
+def test_a_plan_that_its_compiler_chose_computes_what_one_device_does(tmp_path):
+    x = np.random.default_rng(2).random((64, 128), np.float32)
+    f = rhino.parallelize(mlp_step, cluster="cpu8", donate_argnums=0, aot=True)
+    expected = jax.jit(mlp_step)(state(), x)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), f(state(), x), expected)
+    plan = f.plan(state(), x)
+    compared = plan.facts.compared
+    assert [one.name for one in compared.plans][:5] == ["searched", "dp", "zero-1", "zero-3", "tp"]
+    assert compared.plans[compared.chosen].compiled_s == min(one.compiled_s for one in compared.plans)
+    assert "compiled by XLA:CPU of jaxlib" in plan.explain()
+    plan.save(tmp_path / "plan.json")
+    kept = rhino.parallelize(mlp_step, plan=rhino.Plan.load(tmp_path / "plan.json"), donate_argnums=0)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), kept(state(), x), expected)
+    assert planned(kept, state(), x).sharding.form == compared.plans[compared.chosen].form
+
+
+def test_every_form_that_a_compiler_may_choose_computes_what_one_device_does(monkeypatch):
+    x = np.random.default_rng(3).random((64, 128), np.float32)
+    expected = jax.jit(mlp_step)(state(), x)
+    text = "HloModule m\n\nENTRY %main () -> f32[] {\n  %a = f32[8] parameter(0)\n  %n = f32[8] negate(%a)\n}\n"
+    compiled = Compiled(1, (), text, "a compiler", False, 0.0)
+    monkeypatch.setattr("rhino.planner.compiler_of", lambda _cluster, _mesh: lambda _code: compiled)
+    chosen = set()
+    for number in (0, 1, 3, 5, 7, 8):
+        monkeypatch.setattr("rhino.passes.planner.aot.fastest", lambda fit, number=number: fit[number])
+        f = rhino.parallelize(mlp_step, cluster="cpu8", donate_argnums=0, aot=True)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), f(state(), x), expected)
+        one = planned(f, state(), x).compared
+        chosen.add((one.plans[one.chosen].name, one.plans[one.chosen].form))
+    assert len(chosen) == 6
+    assert {form for _, form in chosen} == {"localized", "annotated"}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"aot": "speed"}, "aot is 'speed'"), ({"aot": True, "stages": 2}, "aot is given, and the plan may have stages")],
+)
+def test_what_aot_does_not_take_is_refused(options, words):
+    with pytest.raises(RhinoError, match=f"RHI-JAX-002.*{words}"):
+        rhino.parallelize(mlp_step, cluster="cpu8", **options)
