@@ -69,6 +69,7 @@ IDS: Final[dict[str, tuple[ExitCode, str]]] = {
     "RHI-REMAT-001": (ExitCode.USAGE, "the share of the activation stash to recompute is malformed"),
     "RHI-LOCAL-001": (ExitCode.BAD_INPUT, "the module cannot be localized"),
     "RHI-AOT-001": (ExitCode.BAD_INPUT, "the target's compiler refuses the module"),
+    "RHI-AOT-002": (ExitCode.BAD_INPUT, "the target's compiler is not installed"),
     "RHI-RUN-001": (ExitCode.BAD_INPUT, "the module does not compile"),
     "RHI-RUN-002": (ExitCode.BAD_INPUT, "inputs do not match the module"),
     "RHI-RUN-003": (ExitCode.BAD_INPUT, "the result differs from the one-device program"),

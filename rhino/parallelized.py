@@ -20,7 +20,7 @@ from rhino.ir.diagnostics import ExitCode, RhinoError
 from rhino.ir.plan.plan import AUTOTUNE, SHARD
 from rhino.ir.plan.plan import Plan as PlanFacts
 from rhino.ir.units import format_bytes, format_seconds
-from rhino.jit_program import Getter, JitProgram, NewShapesError
+from rhino.jit_program import Getter, NewShapesError
 from rhino.keywords import budget_bytes, count, devices_of, path_of, remat_shares, texts
 from rhino.new_arguments import differences
 from rhino.passes.planner.request import COMPARE, MEMORY
@@ -153,17 +153,15 @@ class Parallelized:
         Raises RHI-SOLVE-001 where there is no such plan.
         """
         key, budget = entry.traced.key, entry.plan.facts.predicted.budget_bytes
-        while key not in self._fitting and isinstance(program := entry.program, JitProgram):
-            compiled, predicted = program.compiled_bytes(pieces.values), entry.plan.facts.predicted.peak_bytes[0]
-            if compiled <= budget:
-                break
-            entry = self._smaller(entry, pieces, compiled, predicted, budget)
+        while key not in self._fitting and (compiled := entry.program.compiled_bytes(pieces.values)) > budget:
+            entry = self._smaller(entry, pieces, compiled, budget)
         self._fitting.add(key)
         return entry
 
-    def _smaller(self, entry: Entry, pieces: Pieces, compiled: int, predicted: int, budget: int) -> Entry:
+    def _smaller(self, entry: Entry, pieces: Pieces, compiled: int, budget: int) -> Entry:
         """Returns an entry whose plan is predicted to take as much less as the compiled program took too much."""
-        name, before = self._shape.name, entry.plan.facts.predicted.budget_bytes
+        name, facts = self._shape.name, entry.plan.facts.predicted
+        before, predicted = facts.budget_bytes, facts.largest_peak_bytes
         what = f"the compiled program of {name} takes {format_bytes(compiled)} per device, of {format_bytes(budget)}"
         notes = (f"it was predicted to take {format_bytes(predicted)}",)
         least = min(before * _CLOSER, predicted * budget / compiled)

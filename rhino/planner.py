@@ -9,13 +9,11 @@ from typing import Final
 
 from jax.version import __version__ as jax_version
 
-from rhino.ir.cluster.cluster import load_cluster, parse_cluster
+from rhino.ir.cluster.cluster import load_cluster
 from rhino.ir.cluster.mesh import mesh_of_shape
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.mlir.bindings import ir, make_context
 from rhino.ir.mlir.manual import bytecode, wrap_manual
-from rhino.ir.mlir.reader import entry_function
-from rhino.ir.mlir.shardings import MESH_NAME
 from rhino.ir.plan.changes import check_current
 from rhino.ir.plan.plan import SHARD, Plan, device_bytes, dims_between_calls
 from rhino.ir.units import PEAK, format_bytes
@@ -28,19 +26,16 @@ from rhino.passes.pipeline.rematerialize import refuse_several
 from rhino.passes.planner.aot import LOCALIZED, Comparer
 from rhino.passes.planner.autotune import NOT_MADE, Made, choose_plan
 from rhino.passes.planner.evaluate import Setup
-from rhino.passes.planner.module_facts import cluster_lines, normalize
+from rhino.passes.planner.module_facts import cluster_lines
 from rhino.passes.planner.request import MEMORY, Decided, PlanRequest
 from rhino.passes.planner.staged_plan import cut_step, make_staged_plan, source_of_staged
-from rhino.passes.planner.unstaged_plan import ANNOTATED, REWRITING, search
-from rhino.passes.registry import shard_in_parts
-from rhino.passes.sharding.annotations import check_annotated, write_annotations, write_boundary_dims
+from rhino.passes.planner.unstaged_plan import ANNOTATED, annotate, search
 from rhino.passes.sharding.localize import localized_copy
-from rhino.passes.sharding.planning_pass import OTHERS_NEED_LESS, Target, write_mesh
+from rhino.passes.sharding.planning_pass import OTHERS_NEED_LESS
 from rhino.plan_options import PlanOptions
 from rhino.runtime.aot.compile import compiler_of
 from rhino.runtime.executor.inputs import nonnegative_arguments
-from rhino.source import SIDES, key_words, mesh_of, read_traced, shapes, tensors, with_kinds
-from rhino.strategies.cost.cost_model import CostModel
+from rhino.source import key_words, read_traced, shapes, tensors, with_kinds
 from rhino.traced import Traced
 
 _LOG: Final = logging.getLogger("rhino")
@@ -97,23 +92,8 @@ def adopt_plan(traced: Traced, plan: Plan, cluster: str | None, op_rules: str) -
 
 def annotated_module(traced: Traced, plan: Plan, op_rules: str, cluster: str | None = None) -> ir.Module:
     """Returns the module of `traced` with the shardings of a plan in one program on it. Raises as `adopt_plan`."""
-    assert plan.sharding is not None, "it is a plan in one program"
-    context, remarks = make_context(), Remarks(traced.name)
-    module = read_traced(traced, context)
-    options = {name: plan.options[name] for name in REWRITING if name in plan.options}
-    if plan.num_micro_batches > 1:
-        options["num"] = str(plan.num_micro_batches)
-    rewriting, _ = shard_in_parts({**options, "op-rules": op_rules})
-    source = normalize(module, traced.name, rewriting, remarks, is_rewritten=bool(options))
-    check_current(plan, source, shapes(traced, module), _lines(cluster))
-    with context, ir.Location.unknown():
-        device = parse_cluster("\n".join(plan.cluster)).device
-        write_mesh(module.operation, Target(MESH_NAME, plan.mesh, CostModel(device, ())))
-        name, mesh = mesh_of(module)
-        write_annotations(module, plan.sharding.annotations)
-        for side, own in zip(SIDES, (plan.arguments, plan.results), strict=True):
-            write_boundary_dims(entry_function(module), side, name, mesh, [one.dims for one in own])
-        check_annotated(module, traced.name)
+    module = read_traced(traced, make_context())
+    annotate(module, plan, traced.name, op_rules, shapes(traced, module), _lines(cluster))
     return module
 
 

@@ -9,13 +9,11 @@ from dataclasses import replace
 from math import prod
 from typing import Any, Final
 
-from rhino.ir.cluster.mesh import Mesh
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.mlir.bindings import ir, make_context
 from rhino.ir.mlir.boundary import Side, boundary_attributes, set_boundary_attributes
 from rhino.ir.mlir.donation import ALIAS, KEPT
 from rhino.ir.mlir.reader import entry_function, read_module
-from rhino.ir.mlir.shardings import module_mesh
 from rhino.ir.plan.plan import Tensor, kind_of
 from rhino.passes.planner.module_facts import Sides, Unsplit, boundary
 from rhino.traced import Traced, key_dims
@@ -65,13 +63,6 @@ def key_words(traced: Traced) -> Unsplit:
     """
     avals = {"arg": traced.in_avals, "res": traced.out_avals}
     return {side: {n: extra for n, aval in enumerate(avals[side]) if (extra := key_dims(aval))} for side in SIDES}
-
-
-def mesh_of(module: ir.Module) -> tuple[str, Mesh]:
-    """Returns the mesh of a module that has one, with its name."""
-    found = module_mesh(module.operation)
-    assert found is not None
-    return found
 
 
 def shapes(traced: Traced, module: ir.Module) -> Sides:

@@ -34,7 +34,7 @@ class StagePrograms:
         self.in_shardings: tuple[Any, ...] = plan.in_shardings
         self._traced = traced
         given, made = ([one.num_key_dims for one in side] for side in (plan.facts.arguments, plan.facts.results))
-        execution = plan.facts.execution
+        execution, self._kept = plan.facts.execution, plan.facts.predicted.kept_bytes
         assert execution is not None, "it is a plan of stage programs"
         self._kinds = [(*kind, bool(words)) for kind, words in zip(traced.key.leaves, given, strict=True)]
         self._keys = {n: _implementation(aval.dtype) for n, aval in enumerate(traced.out_avals) if made[n]}
@@ -69,6 +69,15 @@ class StagePrograms:
         for number in self._weak:
             results[number] = weakly_typed(results[number])
         return jax.tree.unflatten(self._traced.out_tree, results)
+
+    def compiled_bytes(self, _values: tuple[Any, ...]) -> int:
+        """Returns the bytes that a step takes of a device of the rank that takes most, as its programs were compiled.
+
+        Returns 0 where ranks are in several processes: none of them knows the programs of the others.
+        """
+        if self._spread is not None:
+            return 0
+        return max(peak + self._kept[rank] for rank, peak in self._executor.peak_bytes().items())
 
     def place(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
         """Returns the arguments as they are: the executor moves what lies elsewhere."""

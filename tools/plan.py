@@ -7,7 +7,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO, Final, TextIO
+from typing import TYPE_CHECKING, BinaryIO, Final, TextIO
 
 from rhino.ir.diagnostics import ExitCode, RhinoError
 from rhino.ir.mlir.bindings import ir, make_context
@@ -19,6 +19,9 @@ from rhino.tools.ending import exit_code_of, leave
 from rhino.tools.files import check_writable, read_input, shown, write_output
 from rhino.tools.streams import standard_streams
 
+if TYPE_CHECKING:
+    from rhino.tools.plan_aot import Checked
+
 _EPILOG: Final = """\
 PLAN is a file of Plan.save or of rhino-opt --auto-shard --plan, or for a plan in stages the folder of rhino-opt
 --auto-parallel --plan. In names, [*] stands for numbers that differ: those of layers, say.
@@ -27,7 +30,7 @@ A plan does not hold its program. --why and --why-not search it again: give it w
 as Plan.save_program wrote it. A NAME is that of an argument, as 'params.layers.*.up', of an op's scope, as
 'loc:*mlp*/dot_general', or of a line, as model.py:41; 'plan' is the plan itself.
 
-exit codes: 0 done, 1 not a plan, or not of that module, 2 usage, 70 our bug
+exit codes: 0 done, 1 not a plan, or not of that module, 2 usage, 3 over the budget once compiled, 70 our bug
 """
 
 
@@ -42,6 +45,10 @@ def run(argv: Sequence[str], stdin: BinaryIO, stdout: TextIO, stderr: TextIO) ->
         match options.command:
             case "explain":
                 print(_explained(options, stdin, stderr), file=stdout)
+            case "aot":
+                checked = _compiled(options, stdin, stderr)
+                print(checked.text, file=stdout)
+                return int(checked.exit_code)
             case "report":
                 _report(options, stdin, stderr)
             case _:
@@ -85,6 +92,13 @@ def _report(options: argparse.Namespace, stdin: BinaryIO, stderr: TextIO) -> Non
     write_output(options.output, page_html(plan, reasons).encode(), sys.stdout.buffer)
 
 
+def _compiled(options: argparse.Namespace, stdin: BinaryIO, stderr: TextIO) -> Checked:
+    from rhino.tools.plan_aot import compiled_plan  # noqa: PLC0415 - loads JAX
+
+    plan = _load(options.plan)
+    return compiled_plan(plan, lambda: _read(options, _program(options, plan, stdin, stderr)))
+
+
 def _diff(options: argparse.Namespace) -> str:
     from rhino.passes.planner.diff import diff_text  # noqa: PLC0415 - loads the simulation
 
@@ -94,7 +108,7 @@ def _diff(options: argparse.Namespace) -> str:
 def _program(options: argparse.Namespace, plan: Plan, stdin: BinaryIO, stderr: TextIO) -> bytes:
     """Returns the program of a plan as it was given. Raises RHI-CLI-001 where it was not."""
     if options.module is None:
-        what = f"a plan does not hold its program, and --why is asked of that of {plan.source.function}"
+        what = f"the plan does not hold its program, {plan.source.function}"
         fix = "say --module=FILE: the module that was planned, or what save_program wrote"
         raise RhinoError("RHI-CLI-001", what, fix=fix)
     return read_input(options.module, stdin, stderr)
@@ -136,6 +150,9 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("plan", metavar="PLAN")
     report.add_argument("-o", dest="output", required=True, metavar="FILE", help="the page to write, or - for stdout")
     _add_module(report)
+    aot = commands.add_parser("aot", help="what the target's compiler makes of the plan")
+    aot.add_argument("plan", metavar="PLAN")
+    _add_module(aot)
     diff = commands.add_parser("diff", help="what the second plan does differently, and what that costs")
     diff.add_argument("plan", metavar="PLAN")
     diff.add_argument("other", metavar="OTHER")
@@ -143,4 +160,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_module(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--module", metavar="FILE", help="the program of the plan, for reasons: it is searched again")
+    parser.add_argument("--module", metavar="FILE", help="the program of a plan that does not hold it")

@@ -92,9 +92,12 @@ class Candidate:
 class Judged:
     """The plan that is taken, and all that were compiled, in the order in which they were.
 
+    `searched` is a plan by the user's own constraints alone: what an expert's plan is of, and was asked for.
+
     Where nothing could be compiled, `missing` says what would be needed; the plan is then the search's own.
     """
 
+    searched: Plan
     best: Candidate
     candidates: tuple[Candidate, ...]
     missing: str = ""
@@ -104,6 +107,7 @@ class Judged:
         found, sharding = self.best.found.plan, self.best.found.plan.sharding
         assert sharding is not None, "it is a plan in one program"
         found = replace(found, sharding=replace(sharding, form=self.best.form))
+        found = replace(found, source=self.searched.source, options=self.searched.options)
         if self.best.compiled is None:
             return found
         rows = tuple(one.row() for one in self.candidates)
@@ -147,7 +151,7 @@ class Comparer:
         fit = [one for one in self.candidates if one.peak_bytes <= self.budget_bytes]
         if not fit:
             raise self.none_fits()
-        return Judged(fastest(fit), tuple(self.candidates))
+        return Judged(first.plan, fastest(fit), tuple(self.candidates))
 
     def uncompiled(self, missing: str) -> Judged:
         """Returns the plan as the search alone makes it. Raises what the search raises."""
@@ -155,7 +159,7 @@ class Comparer:
         form = next(one for one in self.forms if program_of(found.module, one) is not None)
         code = program_of(found.module, form)
         assert code is not None, "the form was just made"
-        return Judged(Candidate(SEARCHED, form, found, code, None, None, missing), (), missing)
+        return Judged(found.plan, Candidate(SEARCHED, form, found, code, None, None, missing), (), missing)
 
     def roomy(self, options: Mapping[str, str], seed: Seed | None) -> Found:
         """Returns the best plan, within more than the budget where none is predicted to fit: it may do, compiled.

@@ -6,20 +6,40 @@ Errors    those of the passes of `auto-shard`; RHI-MESH-002 where the mesh is le
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from rhino.ir.cluster.cluster import parse_cluster
 from rhino.ir.mlir.bindings import ir
+from rhino.ir.mlir.boundary import Side
+from rhino.ir.mlir.reader import entry_function
+from rhino.ir.mlir.shardings import MESH_NAME, module_mesh
+from rhino.ir.plan.changes import check_current
 from rhino.ir.plan.plan import Plan, Predicted
 from rhino.passes.base import Remarks, make_pass, option_names
 from rhino.passes.layout.pad import PadDims, padded_arguments
-from rhino.passes.planner.module_facts import Unsplit, boundary, cluster_lines, given_options, keep_unsplit, normalize
+from rhino.passes.planner.module_facts import (
+    Sides,
+    Unsplit,
+    boundary,
+    cluster_lines,
+    given_options,
+    keep_unsplit,
+    normalize,
+)
 from rhino.passes.planner.plan_costs import PlanCosts, other_meshes, plan_costs
 from rhino.passes.registry import shard_in_parts
-from rhino.passes.sharding.annotations import read_annotations
+from rhino.passes.sharding.annotations import (
+    check_annotated,
+    read_annotations,
+    write_annotations,
+    write_boundary_dims,
+)
 from rhino.passes.sharding.choose_shardings import ChooseShardings, ShardingChoice
+from rhino.passes.sharding.planning_pass import Target, write_mesh
 from rhino.passes.textual_pipelines import build_pass_manager
+from rhino.strategies.cost.cost_model import CostModel
 from rhino.strategies.solver.answer import Answer
 from rhino.strategies.solver.solver import Solver
 
@@ -81,6 +101,35 @@ def search(
         sharding=costs.sharding(ANNOTATED, read_annotations(module)),
     )
     return Found(module, plan, costs, answer, chosen.solver)
+
+
+def annotate(
+    module: ir.Module, plan: Plan, name: str, op_rules: str, now: Sides, cluster: Sequence[str] | None
+) -> None:
+    """Writes the shardings of a plan in one program onto the program that it was made for, which is normalized.
+
+    `now` are the module's arguments and results, `cluster` the lines of the cluster's file where one is named.
+
+    Raises:
+        RhinoError: RHI-PLAN-004 where the program, or the cluster, is another one; RHI-PLAN-001 where the plan is
+            malformed.
+    """
+    assert plan.sharding is not None, "it is a plan in one program"
+    options = {name: plan.options[name] for name in REWRITING if name in plan.options}
+    if plan.num_micro_batches > 1:
+        options["num"] = str(plan.num_micro_batches)
+    rewriting, _ = shard_in_parts({**options, "op-rules": op_rules})
+    source = normalize(module, name, rewriting, Remarks(name), is_rewritten=bool(options))
+    check_current(plan, source, now, cluster)
+    with module.context, ir.Location.unknown():
+        device = parse_cluster("\n".join(plan.cluster)).device
+        write_mesh(module.operation, Target(MESH_NAME, plan.mesh, CostModel(device, ())))
+        mesh_name, mesh = module_mesh(module.operation) or (MESH_NAME, plan.mesh)
+        write_annotations(module, plan.sharding.annotations)
+        sides: tuple[Side, ...] = ("arg", "res")
+        for side, own in zip(sides, (plan.arguments, plan.results), strict=True):
+            write_boundary_dims(entry_function(module), side, mesh_name, mesh, [one.dims for one in own])
+        check_annotated(module, name)
 
 
 def search_options(plan: Plan, cluster: str) -> dict[str, str]:

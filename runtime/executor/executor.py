@@ -31,6 +31,7 @@ from rhino.ir.plan.instructions import (
     project,
     rank_of,
 )
+from rhino.ir.plan.step_memory import memory_of
 from rhino.ir.plan.verify import verify
 from rhino.runtime.executor.binding import Binder, Memory, Observer
 from rhino.runtime.executor.compile_cache import CompileCache
@@ -139,6 +140,14 @@ class Executor:
         self._num_steps = 0
         self._broken = False
         self._running = False
+
+    def peak_bytes(self) -> dict[int, int]:
+        """Returns the bytes that a step takes at most of a device, by rank: arrays, and temporaries as XLA assigned."""
+        temp_bytes = [0] * len(self.step.programs)
+        for (program, _), one in self.programs.items():
+            temp_bytes[program] = max(temp_bytes[program], one.executable.temp_bytes())
+        memory = memory_of(self.step, temp_bytes)
+        return {rank: memory[rank].peak_bytes for rank in self.ranks}
 
     def _numbered(self) -> tuple[Local, ...]:
         """The list with each feed's argument numbered as this process places it."""

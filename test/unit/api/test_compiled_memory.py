@@ -123,7 +123,12 @@ def test_a_plan_that_its_compiler_chose_computes_what_one_device_does(tmp_path):
     assert planned(kept, state(), x).sharding.form == compared.plans[compared.chosen].form
 
 
-def test_every_form_that_a_compiler_may_choose_computes_what_one_device_does(monkeypatch):
+def saved(plan, folder):
+    plan.save(folder / "plan.json")
+    return rhino.Plan.load(folder / "plan.json")
+
+
+def test_every_form_that_a_compiler_may_choose_computes_what_one_device_does(monkeypatch, tmp_path):
     x = np.random.default_rng(3).random((64, 128), np.float32)
     expected = jax.jit(mlp_step)(state(), x)
     text = "HloModule m\n\nENTRY %main () -> f32[] {\n  %a = f32[8] parameter(0)\n  %n = f32[8] negate(%a)\n}\n"
@@ -134,10 +139,29 @@ def test_every_form_that_a_compiler_may_choose_computes_what_one_device_does(mon
         monkeypatch.setattr("rhino.passes.planner.aot.fastest", lambda fit, number=number: fit[number])
         f = rhino.parallelize(mlp_step, cluster="cpu8", donate_argnums=0, aot=True)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), f(state(), x), expected)
+        kept = rhino.parallelize(mlp_step, plan=saved(f.plan(state(), x), tmp_path), donate_argnums=0)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), kept(state(), x), expected)
         one = planned(f, state(), x).compared
         chosen.add((one.plans[one.chosen].name, one.plans[one.chosen].form))
     assert len(chosen) == 6
     assert {form for _, form in chosen} == {"localized", "annotated"}
+
+
+def test_stage_programs_over_the_budget_are_not_run(monkeypatch):
+    x = np.random.default_rng(4).random((64, 128), np.float32)
+    f = rhino.parallelize(mlp_step, cluster="cpu8", donate_argnums=0, stages=2, micro_batches=2, mesh="4")
+    predicted = planned(f, state(), x).predicted
+    f(state(), x)
+    program = next(iter(f._entries.values())).program
+    needed = program.compiled_bytes(())
+    assert needed == pytest.approx(predicted.largest_peak_bytes, rel=0.2)
+    budget = int(predicted.largest_peak_bytes * 1.001)
+    monkeypatch.setattr("rhino.stage_programs.StagePrograms.compiled_bytes", lambda _self, _values: 2 * budget)
+    small = rhino.parallelize(
+        mlp_step, cluster="cpu8", donate_argnums=0, stages=2, micro_batches=2, mesh="4", budget=budget
+    )
+    with pytest.raises(RhinoError, match=r"RHI-SOLVE-001.*the compiled program of mlp_step takes"):
+        small(state(), x)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,110 @@
+"""`rhino-plan aot`: what the target's compiler makes of a plan, beside what was predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from rhino.ir.cluster.cluster import parse_cluster
+from rhino.ir.diagnostics import ExitCode, RhinoError
+from rhino.ir.hlo.compiled import Compiled
+from rhino.ir.mlir.bindings import ir, make_context
+from rhino.ir.mlir.manual import bytecode
+from rhino.ir.mlir.reader import read_module
+from rhino.ir.plan.plan import Execution, Plan
+from rhino.ir.plan.step_memory import local_bytes, memory_of
+from rhino.ir.units import format_bytes, format_seconds
+from rhino.passes.planner.aot import LOCALIZED, program_of
+from rhino.passes.planner.module_facts import boundary
+from rhino.passes.planner.tables import table
+from rhino.passes.planner.unstaged_plan import ANNOTATED, annotate
+from rhino.runtime.aot.compile import compiler_of
+from rhino.strategies.cost.compiled_step import compiled_step
+from rhino.strategies.cost.target import TARGETS
+
+_HEAD = ("", "step", "memory", "predicted")
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A table of what was compiled, and whether all of it is within the plan's budget."""
+
+    text: str
+    exit_code: ExitCode
+
+
+def compiled_plan(plan: Plan, read: Callable[[], ir.Module]) -> Checked:
+    """Returns what the compiler of a plan's cluster makes of its programs.
+
+    `read` gives the program of a plan in one program, which the plan does not hold.
+
+    Raises:
+        RhinoError: RHI-AOT-002 where the compiler is not installed, RHI-AOT-001 where it refuses a program,
+            RHI-PLAN-004 where the program is not the plan's.
+    """
+    cluster = parse_cluster("\n".join(plan.cluster))
+    compiler = compiler_of(cluster, plan.mesh)
+    if isinstance(compiler, str):
+        fix = "install it, or look at what is predicted: rhino-plan explain"
+        raise RhinoError("RHI-AOT-002", f"the plan cannot be compiled: {compiler}", fix=fix)
+    found = _Compiles(plan, compiler)
+    rows = [*(found.staged(plan.execution) if plan.execution else found.unstaged(read()))]
+    budget = plan.predicted.budget_bytes
+    largest = max(found.peaks)
+    verdict = f"{format_bytes(largest)} of {format_bytes(budget)} per device: " + (
+        "within the budget" if largest <= budget else "over the budget"
+    )
+    lines = [f"compiled by {found.compiler}:", *table([_HEAD, *rows]), verdict]
+    return Checked("\n".join(lines), ExitCode.OK if largest <= budget else ExitCode.DOES_NOT_FIT)
+
+
+class _Compiles:
+    """Compiles the programs of one plan; `peaks` are the bytes of a device, by rank."""
+
+    def __init__(self, plan: Plan, compiler: Callable[[bytes], Compiled]) -> None:
+        self.plan, self.compile = plan, compiler
+        self.cluster = parse_cluster("\n".join(plan.cluster))
+        self.peaks: list[int] = []
+        self.compiler = ""
+
+    def one(self, code: bytes) -> tuple[Compiled, float]:
+        """Returns what the compiler makes of a program, and the seconds of a run."""
+        compiled = self.compile(code)
+        self.compiler = compiled.compiler
+        return compiled, compiled_step(compiled.hlo, self.cluster, TARGETS[self.cluster.device.platform]).step_s
+
+    def unstaged(self, module: ir.Module) -> Iterator[tuple[str, ...]]:
+        """Yields a row for each form of a plan in one program; the peak is that of the form that is run."""
+        plan = self.plan
+        now, op_rules = boundary(module, is_annotated=False), plan.options.get("op-rules", "")
+        annotate(module, plan, plan.source.function, op_rules, now, None)
+        codes = {form: program_of(module, form) for form in (LOCALIZED, ANNOTATED)}
+        chosen = plan.sharding.form if plan.compared and plan.sharding else LOCALIZED
+        run = chosen if codes[chosen] is not None else ANNOTATED
+        predicted = plan.predicted
+        for form, code in codes.items():
+            if code is None:
+                continue
+            compiled, step_s = self.one(code)
+            kept = predicted.kept_bytes[0]
+            if form == run:
+                self.peaks.append(compiled.peak_bytes + kept)
+            figures = f"{format_seconds(predicted.step_s)}, {format_bytes(predicted.peak_bytes[0])}"
+            mark = f"{form}, which is run" if form == run else form
+            yield mark, format_seconds(step_s), format_bytes(compiled.peak_bytes + kept), figures
+
+    def staged(self, execution: Execution) -> Iterator[tuple[str, ...]]:
+        """Yields a row for each program of a plan in stages, and one for each rank: its peak with their temporaries."""
+        temp_bytes = []
+        for number, program in enumerate(execution.step.programs):
+            module = read_module(execution.modules[program.module].encode(), program.module, make_context())
+            compiled, step_s = self.one(bytecode(module))
+            arrays = sum(local_bytes(one, execution.step.mesh) for one in (*program.inputs, *program.outputs))
+            temp_bytes.append(max(0, compiled.peak_bytes - arrays))
+            predicted = f"{format_seconds(execution.run_s[number])}, {format_bytes(execution.temp_bytes[number])}"
+            yield program.name, format_seconds(step_s), f"{format_bytes(temp_bytes[-1])} temporaries", predicted
+        for rank, memory in enumerate(memory_of(execution.step, temp_bytes)):
+            kept = self.plan.predicted.kept_bytes[rank]
+            self.peaks.append(memory.peak_bytes + kept)
+            predicted = format_bytes(self.plan.predicted.peak_bytes[rank])
+            yield f"rank {rank}", "", format_bytes(memory.peak_bytes + kept), predicted
