@@ -286,7 +286,7 @@ def parallelize(
             rematerialization that are not given.
         jobs: how many processes autotuning uses; the plan does not depend on it. Left out, one a core.
         aot: True lets the target's own compiler choose among the search's plan and experts' plans, compiled without a
-            device; "memory" only checks that the compiled plan fits. For one program.
+            device; "memory" only checks that the compiled plan fits. In stages there is "memory" alone.
         plan: a plan that was kept, instead of a search. It is refused where the function is another one by now.
         verify: compute the first step of each program by JAX alone, too, on one device where that fits, and compare:
             results that differ by more than rounding raise RHI-RUN-003, with the first op that differs.
@@ -373,8 +373,9 @@ def parallelize(
     )
     if plan_options.aot not in ("", COMPARE, MEMORY):
         raise RhinoError("RHI-JAX-002", f"aot is {aot!r}", fix=f"give True, False or {MEMORY!r}")
-    if plan_options.aot and (plan_options.is_open or plan_options.is_staged):
-        raise RhinoError("RHI-JAX-002", "aot is given, and the plan may have stages", fix="leave aot or stages out")
+    if plan_options.aot == COMPARE and (plan_options.is_open or plan_options.is_staged):
+        what = "aot=True is given, and the plan may have stages"
+        raise RhinoError("RHI-JAX-002", what, fix=f"give aot={MEMORY!r}, or leave stages and search out")
     if plan_options.search not in (SHARD, AUTOTUNE):
         fix = "'whole' is 'autotune' now" if plan_options.search == "whole" else "give 'shard' or 'autotune'"
         raise RhinoError("RHI-JAX-002", f"search is {plan_options.search!r}", fix=fix)

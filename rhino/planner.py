@@ -23,7 +23,7 @@ from rhino.passes.frontend.normalize import Normalize
 from rhino.passes.frontend.stage_marks import BOUNDARY, num_marked_stages
 from rhino.passes.layout.pad import refuse_pads
 from rhino.passes.pipeline.rematerialize import refuse_several
-from rhino.passes.planner.aot import LOCALIZED, Comparer
+from rhino.passes.planner.aot import LOCALIZED, Comparer, check_stages
 from rhino.passes.planner.autotune import NOT_MADE, Made, choose_plan
 from rhino.passes.planner.evaluate import Setup
 from rhino.passes.planner.module_facts import cluster_lines
@@ -117,8 +117,12 @@ def _planned(traced: Traced, options: PlanOptions) -> Planned:
     module = read_traced(traced, make_context())
     request = options.request(shapes(traced, module))
     if options.is_open:
-        return _autotuned(traced, request, module)
-    return _staged(traced, request, module) if in_stages else _one_program(traced, request, module, options.aot)
+        return _autotuned(traced, request, module, options.aot)
+    return (
+        _staged(traced, request, module, options.aot)
+        if in_stages
+        else _one_program(traced, request, module, options.aot)
+    )
 
 
 def _marked(traced: Traced) -> int:
@@ -188,18 +192,25 @@ def _of_traced(traced: Traced, module: ir.Module, plan: Plan, code: bytes) -> Pl
     return Planned(replace(plan, versions={"jax": jax_version}, arguments=arguments, results=results), code)
 
 
-def _staged(traced: Traced, request: PlanRequest, module: ir.Module) -> Planned:
-    """Returns the plan of `module` in the stages and micro-batches that the request names."""
+def _staged(traced: Traced, request: PlanRequest, module: ir.Module, aot: str) -> Planned:
+    """Returns the plan of `module` in the stages and micro-batches of the request, compiled if that is asked."""
     nonnegative, options = sorted(nonnegative_arguments(module)), request.staged_options()
     source = cut_step(module, traced.name, options, Remarks(traced.name), key_words(traced))
     plan = make_staged_plan(module, source, request.cluster, request.budget_bytes, options, nonnegative).plan
     arguments, results = with_kinds(traced, (plan.arguments, plan.results))
     plan = replace(plan, versions={"jax": jax_version}, arguments=arguments, results=results)
-    return Planned(_with_kept(plan, _kept_bytes(traced, plan), request.budget_bytes))
+    found = _with_kept(plan, _kept_bytes(traced, plan), request.budget_bytes)
+    if aot:
+        compiler = compiler_of(load_cluster(request.cluster), plan.mesh)
+        if isinstance(compiler, str):
+            _LOG.warning("%s: the plan is as predicted, not compiled: %s", traced.name, compiler)
+        else:
+            check_stages(found, compiler)
+    return Planned(found)
 
 
-def _autotuned(traced: Traced, request: PlanRequest, module: ir.Module) -> Planned:
-    """Returns the best plan of what the request leaves open."""
+def _autotuned(traced: Traced, request: PlanRequest, module: ir.Module, aot: str) -> Planned:
+    """Returns the best plan of what the request leaves open, of those that fit once compiled if that is asked."""
     with module.context, ir.Location.unknown():
         Normalize().run(module.operation, Remarks(traced.name))
     refuse_several(request.remat)
@@ -211,7 +222,7 @@ def _autotuned(traced: Traced, request: PlanRequest, module: ir.Module) -> Plann
     def make(decided: Decided) -> Made[Planned]:
         own = request.decided(decided)
         step = read_traced(traced, make_context())
-        found = _staged(traced, own, step) if own.schedule else _one_program(traced, own, step)
+        found = _staged(traced, own, step, aot) if own.schedule else _one_program(traced, own, step, aot)
         return Made(found, found.plan.predicted.step_s, tuple(map(float, found.plan.predicted.peak_bytes)))
 
     found, report = choose_plan(setup, request, make)

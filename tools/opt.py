@@ -194,7 +194,7 @@ class _Run:
         with self.listening(result):
             if self.options.searches and planner:
                 module = self.searched(module, planner, result)
-            elif self.options.aot:
+            elif self.options.aot and not self.options.is_decided:
                 module = self.compared(data, result.remarks)
             elif self.options.makes_file:
                 save_plan(self.one_program(module, self.options, result.remarks), Path(self.options.plan))
@@ -211,7 +211,7 @@ class _Run:
     def planner(self, module: ir.Module) -> Planner:
         from rhino.tools.opt_plan import Planner  # noqa: PLC0415 - loads JAX, which most commands do not need
 
-        return Planner(module, self.file)
+        return Planner(module, self.file, self.stderr)
 
     def write_plan(self, module: ir.Module, planner: Planner) -> None:
         from rhino.tools.opt_plan import write_staged_plan  # noqa: PLC0415 - as above

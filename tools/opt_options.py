@@ -136,8 +136,10 @@ def parse_command_line(argv: Sequence[str]) -> argparse.Namespace:
 
 def _check_aot(options: argparse.Namespace) -> None:
     names = {name for name, _ in options.steps}
-    if options.aot and (names not in _ONE_PROGRAM or options.split_input_file):
-        what = "--aot is for one module with --auto-shard, --localize and --micro-batches, and no other pass"
+    fits = names in _ONE_PROGRAM or (names == {PARALLEL} and options.aot == MEMORY)
+    if options.aot and (not fits or options.split_input_file):
+        what = f"--aot is for one module with --auto-shard, --localize and --micro-batches, or as --aot={MEMORY} "
+        what += f"with --{PARALLEL}, and no other pass"
         raise RhinoError("RHI-CLI-001", what, fix="leave --aot out, or the other passes")
     if options.compiles is not None and (not options.aot or options.compiles < 1):
         raise RhinoError(

@@ -8,13 +8,10 @@ from dataclasses import dataclass
 from rhino.ir.cluster.cluster import parse_cluster
 from rhino.ir.diagnostics import ExitCode, RhinoError
 from rhino.ir.hlo.compiled import Compiled
-from rhino.ir.mlir.bindings import ir, make_context
-from rhino.ir.mlir.manual import bytecode
-from rhino.ir.mlir.reader import read_module
+from rhino.ir.mlir.bindings import ir
 from rhino.ir.plan.plan import Execution, Plan
-from rhino.ir.plan.step_memory import local_bytes, memory_of
 from rhino.ir.units import format_bytes, format_seconds
-from rhino.passes.planner.aot import LOCALIZED, program_of
+from rhino.passes.planner.aot import LOCALIZED, compile_stages, program_of
 from rhino.passes.planner.module_facts import boundary
 from rhino.passes.planner.tables import table
 from rhino.passes.planner.unstaged_plan import ANNOTATED, annotate
@@ -95,16 +92,12 @@ class _Compiles:
 
     def staged(self, execution: Execution) -> Iterator[tuple[str, ...]]:
         """Yields a row for each program of a plan in stages, and one for each rank: its peak with their temporaries."""
-        temp_bytes = []
+        found, predicted = compile_stages(self.plan, self.compile), self.plan.predicted
+        self.compiler = found.compiler
         for number, program in enumerate(execution.step.programs):
-            module = read_module(execution.modules[program.module].encode(), program.module, make_context())
-            compiled, step_s = self.one(bytecode(module))
-            arrays = sum(local_bytes(one, execution.step.mesh) for one in (*program.inputs, *program.outputs))
-            temp_bytes.append(max(0, compiled.peak_bytes - arrays))
-            predicted = f"{format_seconds(execution.run_s[number])}, {format_bytes(execution.temp_bytes[number])}"
-            yield program.name, format_seconds(step_s), f"{format_bytes(temp_bytes[-1])} temporaries", predicted
-        for rank, memory in enumerate(memory_of(execution.step, temp_bytes)):
-            kept = self.plan.predicted.kept_bytes[rank]
-            self.peaks.append(memory.peak_bytes + kept)
-            predicted = format_bytes(self.plan.predicted.peak_bytes[rank])
-            yield f"rank {rank}", "", format_bytes(memory.peak_bytes + kept), predicted
+            figures = f"{format_seconds(execution.run_s[number])}, {format_bytes(execution.temp_bytes[number])}"
+            temporaries = f"{format_bytes(found.temp_bytes[number])} temporaries"
+            yield program.name, format_seconds(found.run_s[number]), temporaries, figures
+        for rank, peak in enumerate(found.peak_bytes):
+            self.peaks.append(peak)
+            yield f"rank {rank}", "", format_bytes(peak), format_bytes(predicted.peak_bytes[rank])

@@ -15,16 +15,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from rhino.ir.cluster.cluster import parse_cluster
 from rhino.ir.cluster.hardware import Cluster, Device
 from rhino.ir.cluster.mesh import Mesh
 from rhino.ir.diagnostics import ExitCode, Place, RhinoError
 from rhino.ir.hlo.compiled import Compiled
-from rhino.ir.mlir.bindings import ir
+from rhino.ir.mlir.bindings import ir, make_context
 from rhino.ir.mlir.boundary import boundary_attributes, set_boundary_attributes
 from rhino.ir.mlir.manual import bytecode, wrap_manual
-from rhino.ir.mlir.reader import entry_function
+from rhino.ir.mlir.reader import entry_function, read_module
 from rhino.ir.mlir.shardings import MESH_NAME, SHARDING, layout_attribute, module_mesh
 from rhino.ir.plan.plan import Comparison, CompiledPlan, Plan
+from rhino.ir.plan.step_memory import local_bytes, memory_of
 from rhino.ir.units import format_bytes
 from rhino.passes.base import Remarks
 from rhino.passes.planner.module_facts import Unsplit
@@ -262,6 +264,48 @@ class Comparer:
             Place(least.found.plan.source.function),
             (*buffers, f"plans compiled: {len(compiled)}"),
             "raise --budget, use more devices or a smaller batch, or allow more compiles",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledStages:
+    """What a compiler made of a plan in stages: seconds and temporaries of each program, and the peak of each rank."""
+
+    compiler: str
+    run_s: tuple[float, ...]
+    temp_bytes: tuple[int, ...]
+    peak_bytes: tuple[int, ...]
+
+
+def compile_stages(plan: Plan, compile_: Compile) -> CompiledStages:
+    """Returns what the compiler makes of each program of a plan in stages. Raises RHI-AOT-001 where it refuses one."""
+    execution, cluster = plan.execution, parse_cluster("\n".join(plan.cluster))
+    assert execution is not None, "the plan is in stages"
+    step, run_s, temp_bytes, compiler = execution.step, list[float](), list[int](), ""
+    for program in step.programs:
+        module = read_module(execution.modules[program.module].encode(), program.module, make_context())
+        compiled = compile_(bytecode(module))
+        compiler = compiled.compiler
+        arrays = sum(local_bytes(one, step.mesh) for one in (*program.inputs, *program.outputs))
+        temp_bytes.append(max(0, compiled.peak_bytes - arrays))
+        run_s.append(compiled_step(compiled.hlo, cluster, TARGETS[cluster.device.platform]).step_s)
+    kept = plan.predicted.kept_bytes
+    peaks = tuple(one.peak_bytes + kept[rank] for rank, one in enumerate(memory_of(step, temp_bytes)))
+    return CompiledStages(compiler, tuple(run_s), tuple(temp_bytes), peaks)
+
+
+def check_stages(plan: Plan, compile_: Compile) -> None:
+    """Raises RHI-STEP-008 where a rank of a plan in stages takes more than the budget once it is compiled."""
+    found, budget = compile_stages(plan, compile_), plan.predicted.budget_bytes
+    rank = max(range(len(found.peak_bytes)), key=lambda one: found.peak_bytes[one])
+    if found.peak_bytes[rank] > budget:
+        sizes = f"{format_bytes(found.peak_bytes[rank])} per device, of {format_bytes(budget)}"
+        predicted = format_bytes(plan.predicted.peak_bytes[rank])
+        raise RhinoError(
+            "RHI-STEP-008",
+            f"rank {rank} takes {sizes}, once compiled ({found.compiler}); predicted {predicted}",
+            Place(plan.source.function),
+            fix="raise the budget, use more devices, more micro-batches or rematerialization",
         )
 
 

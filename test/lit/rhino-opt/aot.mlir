@@ -11,7 +11,7 @@
 // SMALL: error: [RHI-SOLVE-001] no plan fits 100 KiB once compiled: the least takes 144 KiB (XLA:CPU of jaxlib {{.*}}), predicted 144 KiB
 // SMALL-NEXT: note: 64 KiB hold {{.*}}
 // VALUE: [RHI-CLI-001] argument --aot: invalid choice: 'speed'
-// PASSES: [RHI-CLI-001] --aot is for one module with --auto-shard, --localize and --micro-batches, and no other pass
+// PASSES: [RHI-CLI-001] --aot is for one module with --auto-shard, --localize and --micro-batches, or as --aot=memory with --auto-parallel, and no other pass
 // COMPILES: [RHI-CLI-001] --compiles is the number of compiles of --aot, 1 or more
 func.func public @main(%x: tensor<64x256xf32>, %w: tensor<256x512xf32>) -> tensor<64x512xf32> {
   %0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<64x256xf32>, tensor<256x512xf32>) -> tensor<64x512xf32>

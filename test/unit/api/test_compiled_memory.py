@@ -166,7 +166,10 @@ def test_stage_programs_over_the_budget_are_not_run(monkeypatch):
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({"aot": "speed"}, "aot is 'speed'"), ({"aot": True, "stages": 2}, "aot is given, and the plan may have stages")],
+    [
+        ({"aot": "speed"}, "aot is 'speed'"),
+        ({"aot": True, "stages": 2}, "aot=True is given, and the plan may have stages"),
+    ],
 )
 def test_what_aot_does_not_take_is_refused(options, words):
     with pytest.raises(RhinoError, match=f"RHI-JAX-002.*{words}"):

@@ -6,13 +6,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+import rhino
 from rhino.ir.cluster.cluster import load_cluster
 from rhino.ir.diagnostics import ExitCode, RhinoError
 from rhino.ir.hlo.compiled import Compiled
 from rhino.ir.mlir.bindings import make_context
 from rhino.ir.mlir.reader import read_module
 from rhino.ir.plan.files import load_plan, save_plan
-from rhino.passes.planner.aot import LOCALIZED, SEARCHED, Comparer
+from rhino.passes.planner.aot import LOCALIZED, SEARCHED, Comparer, check_stages, compile_stages
 from rhino.passes.planner.explain import explain_text
 from rhino.passes.planner.unstaged_plan import ANNOTATED
 from rhino.runtime.aot.compile import compiler_of
@@ -33,11 +34,13 @@ def step(state, x):
     return {"params": jax.tree.map(lambda p, m: p - 0.1 * m, state["params"], moments), "moments": moments}, value
 
 
-def text_of(batch=64, size=128, donated=True):
+def shapes_of(batch=64, size=128):
     weights = [jax.ShapeDtypeStruct((size, size), jnp.float32)] * 2
-    state = {"params": weights, "moments": weights}
-    x = jax.ShapeDtypeStruct((batch, size), jnp.float32)
-    return jax.jit(step, donate_argnums=0 if donated else ()).lower(state, x).as_text().encode()
+    return {"params": weights, "moments": weights}, jax.ShapeDtypeStruct((batch, size), jnp.float32)
+
+
+def text_of(donated=True):
+    return jax.jit(step, donate_argnums=0 if donated else ()).lower(*shapes_of()).as_text().encode()
 
 
 TEXT = text_of()
@@ -203,3 +206,24 @@ def test_xla_for_hosts_is_asked_and_every_chosen_plan_fits_what_it_says():
     judged = one.run()
     assert judged.best.compiled.compiler.startswith("XLA:CPU of jaxlib")
     assert judged.best.peak_bytes <= 600_000
+
+
+def test_a_plan_in_stages_is_refused_where_its_programs_take_more_than_the_budget_once_compiled():
+    plan = rhino.parallelize(step, cluster="cpu8", donate_argnums=0, stages=2, micro_batches=2, mesh="4").plan(
+        *shapes_of()
+    )
+    facts = plan.facts
+    most = max(facts.predicted.peak_bytes)
+    fits = replace(facts, predicted=replace(facts.predicted, budget_bytes=2 * most))
+    check_stages(fits, FakeCompiler(peaks=(0,)))
+    with pytest.raises(RhinoError, match=r"RHI-STEP-008.*once compiled \(a compiler 1\.0\); predicted"):
+        check_stages(fits, FakeCompiler(peaks=(4 * most,)))
+
+
+def test_stages_are_compiled_by_xla_to_about_what_is_predicted():
+    plan = rhino.parallelize(
+        step, cluster="cpu8", donate_argnums=0, stages=2, micro_batches=2, mesh="4", aot="memory"
+    ).plan(*shapes_of())
+    found = compile_stages(plan.facts, compiler_of(CLUSTER, plan.facts.mesh))
+    assert found.peak_bytes == pytest.approx(plan.facts.predicted.peak_bytes, rel=0.2)
+    assert len(found.run_s) == len(plan.facts.execution.step.programs)
