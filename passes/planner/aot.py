@@ -50,6 +50,9 @@ SEARCHED: Final = "searched"
 _CLOSER: Final = 0.97
 """Times the budget that the next search has at most, where a compiled plan does not fit."""
 
+_EXPERTS_COMPILES: Final = 2
+"""Compiles of one expert's plan: once more where it does not fit, and then the next expert has a turn."""
+
 _ROOMS: Final = (1.0, 1.2, 1.5, 2.0)
 """Times the budget within which plans are searched for, until one is found: compiled, it may take less."""
 
@@ -190,19 +193,21 @@ class Comparer:
         """Compiles experts' plans in the first form, then the fastest of all in the others."""
         graph, sizes = found.costs.plan.graph, self.mesh.shape
         for seed in expert_seeds(graph, sizes) if any(one.alias is not None for one in graph.arguments) else ():
-            self.fitting(seed.name, seed)
+            self.fitting(seed.name, seed, most=_EXPERTS_COMPILES)
         for one in sorted(self.candidates, key=lambda one: (one.peak_bytes > self.budget_bytes, one.step_s)):
             for form in self.forms[1:]:
                 self.add(one.name, form, one.found)
 
-    def fitting(self, name: str, seed: Seed | None, found: Found | None = None) -> Candidate | None:
-        """Returns the best plan under a seed that fits once compiled; None where there is none within the compiles.
+    def fitting(
+        self, name: str, seed: Seed | None, found: Found | None = None, most: int | None = None
+    ) -> Candidate | None:
+        """Returns the best plan under a seed that fits once compiled; None where there is none within `most` compiles.
 
         `found` is what the search predicts to be the best, if it is known. How much more a plan takes than predicted is
         learned from each that does not fit.
         """
-        budget = self.budget_bytes
-        while len(self.candidates) < self.most:
+        budget, last = self.budget_bytes, min(self.most, len(self.candidates) + (most or self.most))
+        while len(self.candidates) < last:
             try:
                 if found is None:
                     options = self.under(seed)

@@ -28,6 +28,7 @@ from rhino.runtime.aot.targets import CompileTarget, compile_target
 
 _COMMAND: Final = "import sys; from rhino.runtime.aot.worker import main; sys.exit(main(sys.argv[1:]))"
 _REPORT, _PROGRAM = "after_optimizations-memory-usage-report.txt", "after_optimizations.txt"
+_GIVEN: Final = "before_optimizations.txt"
 _POLL_S: Final = 0.02
 _ENVIRONMENT: Final = {
     "JAX_PLATFORMS": "cpu",  # the process itself computes nothing
@@ -115,7 +116,7 @@ def _awaited(process: subprocess.Popen[bytes], dump: Path) -> _Found | None:
     sizes: tuple[int, ...] = ()
     while True:
         ended = process.poll() is not None
-        files = _files(dump)
+        files = found_files(dump)
         last, sizes = sizes, tuple(path.stat().st_size for path in files or ())
         if files and (ended or (all(sizes) and sizes == last)) and (found := _read(*files)):
             return found
@@ -124,13 +125,16 @@ def _awaited(process: subprocess.Popen[bytes], dump: Path) -> _Found | None:
         time.sleep(_POLL_S)
 
 
-def _files(dump: Path) -> tuple[Path, Path] | None:
-    """Returns the report and the program of the module, the largest if the compiler has made several."""
-    reports = {path.name.removesuffix(_REPORT): path for path in dump.rglob(f"*{_REPORT}")}
-    programs = {path.name.removesuffix(_PROGRAM): path for path in dump.rglob(f"*{_PROGRAM}")}
-    both = [(programs[name].stat().st_size, name) for name in reports if name in programs]
-    name = max(both)[1] if both else None
-    return (reports[name], programs[name]) if name is not None else None
+def found_files(dump: Path) -> tuple[Path, Path] | None:
+    """Returns the report and the program of the module, once both are there.
+
+    XLA:TPU compiles parts of it before, as modules of their own, which have no text from before optimizations.
+    """
+    given = sorted(path.name.partition(".")[0] for path in dump.rglob(f"*.{_GIVEN}"))
+    if not given:
+        return None
+    report, program = ([*dump.rglob(f"{given[0]}.*{ending}")] for ending in (_REPORT, _PROGRAM))
+    return (report[0], program[0]) if report and program else None
 
 
 def _read(report: Path, program: Path) -> _Found | None:

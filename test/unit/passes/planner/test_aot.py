@@ -227,3 +227,11 @@ def test_stages_are_compiled_by_xla_to_about_what_is_predicted():
     found = compile_stages(plan.facts, compiler_of(CLUSTER, plan.facts.mesh))
     assert found.peak_bytes == pytest.approx(plan.facts.predicted.peak_bytes, rel=0.2)
     assert len(found.run_s) == len(plan.facts.execution.step.programs)
+
+
+def test_an_expert_plan_that_never_fits_leaves_compiles_for_the_others():
+    peaks = (100, 1 << 40, 1 << 40, 1 << 40, 1 << 40, 100)
+    judged = comparer(FakeCompiler(peaks=peaks), forms=(LOCALIZED,)).run()
+    names = [one.name for one in judged.candidates]
+    assert all(names.count(name) <= 2 for name in EXPERTS)
+    assert {SEARCHED, "dp", "zero-1"} <= set(names)

@@ -10,7 +10,7 @@ from rhino.ir.hlo.compiled import read_memory_report
 from rhino.ir.mlir.bindings import make_context
 from rhino.ir.mlir.manual import bytecode
 from rhino.ir.mlir.reader import read_module
-from rhino.runtime.aot.compile import Compiler
+from rhino.runtime.aot.compile import Compiler, found_files
 from rhino.runtime.aot.gpus import cards, target_config
 from rhino.runtime.aot.targets import CompileTarget, compile_target
 from rhino.runtime.executor.executable import compile_module
@@ -94,3 +94,21 @@ def test_accelerators_are_compiled_for_where_their_compiler_is_installed(cluster
     assert found.peak_bytes >= 4 * (64 * 256 + 256 * 512 + 64 * 512) // 8
     assert set(hlo_stats(found.hlo).counts) == {"all_gather"}
     assert not found.is_finished
+
+
+def test_the_program_is_found_among_parts_that_the_compiler_compiles_before(tmp_path):
+    def write(name, text="x"):
+        (tmp_path / name).write_text(text)
+
+    write("module_0002.extracted.cl_1.after_optimizations.txt")
+    write("module_0002.extracted.cl_1.after_optimizations-memory-usage-report.txt")
+    assert found_files(tmp_path) is None
+    write("module_0000.jit_step.cl_1.before_optimizations.txt")
+    write("module_0000.jit_step.cl_1.after_optimizations_before_buffer_assignment.txt")
+    assert found_files(tmp_path) is None
+    write("module_0000.jit_step.cl_1.after_optimizations-memory-usage-report.txt")
+    write("module_0000.jit_step.cl_1.after_optimizations.txt")
+    assert [path.name for path in found_files(tmp_path)] == [
+        "module_0000.jit_step.cl_1.after_optimizations-memory-usage-report.txt",
+        "module_0000.jit_step.cl_1.after_optimizations.txt",
+    ]
