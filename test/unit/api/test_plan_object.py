@@ -121,7 +121,7 @@ def test_a_changed_constant_is_a_change():
 
 def test_where_state_lies_is_known_once_a_function_with_a_plan_is_traced(plan: rhino.Plan):
     fast = rhino.parallelize(front_part.step, plan=plan, donate_argnums=0)
-    with pytest.raises(RhinoError, match=r"RHI-JAX-006.*step has a plan, and is not traced yet") as refused:
+    with pytest.raises(RhinoError, match=r"RHI-JAX-006.*step has a plan, but is not traced yet") as refused:
         fast.init(front_part.init, ARGUMENTS[2])
     assert refused.value.fix == (
         "trace it first, which searches nothing: step.plan(jax.eval_shape(init_fn, key), batch)"
@@ -137,7 +137,7 @@ def test_a_plan_leaves_nothing_else_to_be_said(plan: rhino.Plan):
         rhino.parallelize(front_part.step, plan=plan, mesh="2x4")
     for name in ("jobs", "level"):
         with pytest.raises(
-            RhinoError, match=rf"RHI-JAX-002.*{name} is given, and a plan, with which nothing is searche"
+            RhinoError, match=rf"RHI-JAX-002.*{name} and plan exclude each other: with a plan, nothing is"
         ):
             rhino.parallelize(front_part.step, plan=plan, **{name: 2})
     rhino.parallelize(front_part.step, plan=plan, mesh="8", donate_argnums=0).plan(*ARGUMENTS)

@@ -451,8 +451,8 @@ def test_a_step_that_computes_nothing_is_one_program(tmp_path: Path):
     assert (code, out) == (0, ""), err
     assert load_plan(tmp_path / "plan").form() == "one program on mesh x=2,y=2"
     code, _, err = optimize(step, f"--plan={tmp_path / 'stages'}", "--jobs=1", "--stages=2")
-    assert code == 3
-    assert "[RHI-SOLVE-002] stages want several micro-batches" in err
+    assert code == 1
+    assert "[RHI-BATCH-002] stages need several micro-batches" in err
     assert not (tmp_path / "stages").exists()
 
 
@@ -479,7 +479,7 @@ def test_one_stage_is_not_ruled_out_by_rows_that_its_program_is_below(tmp_path: 
     assert optimize(step, f"--plan={tmp_path / 'found'}", "--stages=1", "--micro-batches=1", "--mesh=auto")[0] == 0
     found = load_plan(tmp_path / "found")
     assert found.sharding is not None
-    assert (found.request.search, found.request.mesh, found.request.stages) == ("whole", "auto", 1)
+    assert (found.request.search, found.request.mesh, found.request.stages) == ("autotune", "auto", 1)
     assert found.autotuning is not None
     assert found.alternatives
     again = read_module(step.read_bytes(), "mlp.mlir", make_context())
