@@ -2,7 +2,7 @@
 
 NAME            of examples/zoo.py: so small that XLA's rounding of buffers shows
 NAME-mid        compiled by XLA in seconds, with tensors large enough that nothing small counts
-NAME-real       of experts.py: layers of a real size, but few of them
+NAME-real       of experts.py: layers of a real size, but few of them; GPT of 4, 8 and 24 layers too, and in a loop
 NAME-sixes      all sizes are multiples of six, for meshes that are no powers of two
 NAME-staged     several layers, and a batch that micro-batches divide
 """
@@ -95,7 +95,12 @@ STAGED: Final[Mapping[str, tuple[str, Sizes]]] = {
     "unet-staged": ("unet-tiny", {}),
     "towers-staged": ("two-tower-tiny", {"pairs": True}),
 }
-_REAL: Final = {f"{name}-real": (case.model, case.config) for name, case in CASES.items()}
+_REAL: Final[Mapping[str, tuple[str, Sizes]]] = {
+    **{f"{name}-real": (case.model, case.config) for name, case in CASES.items()},
+    **{f"gpt-{layers}-real": ("gpt", {"layers": layers}) for layers in (4, 8, 24)},
+    **{f"gpt-{layers}-scan-real": ("gpt", {"layers": layers, "scan": True}) for layers in (2, 4, 8, 24)},
+    "vit-real": ("vit", {"layers": 4}),
+}
 
 
 def sixes() -> Mapping[str, Any]:

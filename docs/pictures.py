@@ -64,28 +64,25 @@ def plan_picture(plan: Plan) -> str:
     top, height = 46, 150
     across, down = (_WIDTH - 80) / drawn.width, height / drawn.height
     shapes = [
-        _text(
+        text(
             16,
             26,
             f"{TITLE}: {plan.form()}, step {format_seconds(plan.predicted.step_s)}",
             "head",
         ),
-        *(
-            _text(16, top + height * (rank + 0.5) / plan.num_ranks + 4, f"rank {rank}")
-            for rank in range(plan.num_ranks)
-        ),
+        *(text(16, top + height * (rank + 0.5) / plan.num_ranks + 4, f"rank {rank}") for rank in range(plan.num_ranks)),
         *(_box(box, 70, top, across, down) for box in drawn.boxes),
     ]
     phases = dict.fromkeys(span.task.phase for span in timeline.spans)
     for number, phase in enumerate(phases):
         at = 70 + 130 * number
         shapes.append(f'<rect x="{at}" y="{top + height + 12}" width="12" height="12" {_fill(phase)}/>')
-        shapes.append(_text(at + 18, top + height + 22, phase, "small"))
+        shapes.append(text(at + 18, top + height + 22, phase, "small"))
     below = top + height + 52
-    shapes.append(_text(16, below, "Its largest arguments, on the mesh of their rank: a block for each device", "head"))
+    shapes.append(text(16, below, "Its largest arguments, on the mesh of their rank: a block for each device", "head"))
     for number, one in enumerate(alike(plan, plan.arguments)[:4]):
         shapes += _argument(plan, one, 16 + 216 * number, below + 14)
-    return _svg(below + 130, shapes)
+    return svg(below + 130, shapes)
 
 
 def _argument(plan: Plan, one: AlikeTensors, x: float, y: float) -> Iterator[str]:
@@ -93,9 +90,9 @@ def _argument(plan: Plan, one: AlikeTensors, x: float, y: float) -> Iterator[str
     scale = 56 / max(drawing.width, drawing.height)
     yield from (_box(box, x, y, scale, scale) for box in drawing.boxes)
     name = one.name if len(one.name) < 34 else f"...{one.name[-31:]}"
-    yield _text(x, y + 76, name, "small")
+    yield text(x, y + 76, name, "small")
     words = f"{dims_text(one.first.dims)}, {format_bytes(one.num_bytes)} a device, rank {one.first.rank}"
-    yield _text(x, y + 92, words, "small")
+    yield text(x, y + 92, words, "small")
 
 
 def memory_chart(lines: Mapping[str, Sequence[tuple[float, float, float]]]) -> str:
@@ -111,9 +108,7 @@ def memory_chart(lines: Mapping[str, Sequence[tuple[float, float, float]]]) -> s
     def place(size: float, step_s: float) -> tuple[float, float]:
         return left + wide * size / max(sizes), top + high * (1 - (step_s - low_s) / (max(steps) - low_s))
 
-    shapes = [
-        _text(16, 26, f"{TITLE}, one program on 8 V100s: what rematerialization costs, and what it saves", "head")
-    ]
+    shapes = [text(16, 26, f"{TITLE}, one program on 8 V100s: what rematerialization costs, and what it saves", "head")]
     for (name, line), colour in zip(lines.items(), COLOURS, strict=True):
         every = [(*place(size, step_s), share, size, step_s) for share, size, step_s in line]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y, *_ in every)
@@ -122,15 +117,15 @@ def memory_chart(lines: Mapping[str, Sequence[tuple[float, float, float]]]) -> s
             shapes.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"/>')
             words = f"{share:.0%}: {format_seconds(step_s)}, {format_bytes(size)}"
             kind = "small end" if colour != COLOURS[0] or x > left + 0.8 * wide else "small"
-            shapes.append(_text(x - 8 if "end" in kind else x + 6, y - 8, words, kind))
+            shapes.append(text(x - 8 if "end" in kind else x + 6, y - 8, words, kind))
         x, y, *_ = every[0]
-        shapes.append(_text(x - 60, y + 20, name))
+        shapes.append(text(x - 60, y + 20, name))
     shapes.append(
-        _text(
+        text(
             16, top + high + 26, "to the right: predicted peak of a device; up: step; at a point: the share recomputed"
         )
     )
-    return _svg(top + high + 40, shapes)
+    return svg(top + high + 40, shapes)
 
 
 def _box(box: Box, x: float, y: float, across: float, down: float) -> str:
@@ -144,11 +139,13 @@ def _fill(phase: str) -> str:
     return f'fill="hsl({_HUES[phase]} 55% 60%)"' if phase in _HUES else 'fill="#dddddd"'
 
 
-def _text(x: float, y: float, words: str, kind: str = "") -> str:
+def text(x: float, y: float, words: str, kind: str = "") -> str:
+    """Returns a line of text as SVG."""
     return f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}">{escape(words)}</text>'
 
 
-def _svg(height: float, shapes: Sequence[str]) -> str:
+def svg(height: float, shapes: Sequence[str]) -> str:
+    """Returns a picture of shapes as SVG."""
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height:.0f}" width="{_WIDTH}">'
     back = f'<rect width="{_WIDTH}" height="{height:.0f}" fill="white"/>'
     return "\n".join([head, f"<style>{_STYLE}</style>", back, *shapes, "</svg>", ""])

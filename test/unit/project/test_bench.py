@@ -6,6 +6,7 @@ It writes rows to stdout and the same to JSON, and has no fault but in speed.
 import gc
 import json
 
+import aot
 import correctness
 import executor
 import jax
@@ -30,6 +31,8 @@ CASES = [
     pytest.param(search, "kernels", [], 7, marks=LONG),
     (search, "structure", [NAMED], 1),
     (memory, None, ["--models=mlp", "--meshes=8"], 1),
+    (aot, "models", ["--models=mlp", "--clusters=cpu8", "--compiles=2"], 2),
+    (aot, "others", ["--programs=clusters", "--clusters=cpu8"], 1),
     (traffic, "models", ["--models=mlp"], 5),
     (traffic, "pad", ["--layers=1", "--hidden=256", "--seq=64", "--vocab=50257"], 3),
     (traffic, "strides", SMALL_GPT, 4),
@@ -95,3 +98,43 @@ def test_a_fault_makes_the_exit_code_one(capsys):
     said = capsys.readouterr()
     assert said.out == "| n |\n| --- |\n| 1 |\n|  |\n"
     assert "WRONG 2 rows" in said.err
+
+
+def test_a_switch_says_whether_a_fault_is_an_error(capsys):
+    switch = report.option("--check", False, "whether")
+    wrong = report.Question("", lambda _: [{"n": 1}], {"n": report.key("n")}, [switch], faults=lambda _: ["it is 1"])
+    assert [report.run("", wrong, words) for words in ([], ["--check"])] == [0, 1]
+    assert capsys.readouterr().err.count("WRONG it is 1") == 2
+
+
+def compiled(plan, predicted, step_s, peak=100, **more):
+    """Returns a localized plan with these figures, on a budget of 120 bytes."""
+    figures = {"predicted_s": predicted, "compiled_s": step_s, "predicted_bytes": 100, "compiled_bytes": peak}
+    return aot.Row("gpt", "v5e-8", "8", 120, plan, "localized", **figures, **more)
+
+
+def test_chosen_and_searched_plans_are_compared_with_the_best_expert_that_fits():
+    rows = [
+        compiled("searched", 1.0, 1.5),
+        compiled("dp", 2.0, 0.5, peak=121),
+        compiled("expert zero-3", 3.0, 1.0),
+        compiled("tp", 4.0, 1.2, is_chosen=True),
+    ]
+    (one,) = aot.outcomes(rows)
+    assert one.best_expert.plan == "expert zero-3"
+    assert (one.with_aot, one.without_aot) == (1.2, 1.5)
+    # ranks 1 2 3 4 against 4 1 2 3: 1 - 6 * (9 + 1 + 1 + 1) / (4 * 15)
+    assert one.rank == pytest.approx(-0.2)
+    assert list(aot.faults(rows)) == [
+        "gpt v5e-8 8: 1.200 of the step of expert zero-3 with --aot",
+        "gpt v5e-8 8: 1.500 of the step of expert zero-3 without --aot",
+        "rank correlation in the mean -0.20",
+        "1 of 4 predicted peaks are under 0.9 of the compiled one, least 0.826",
+    ]
+
+
+def test_a_chosen_plan_over_its_budget_and_a_refused_model_are_faults():
+    over = compiled("searched", 1.0, 1.0, peak=121, is_chosen=True)
+    refused = aot.Row("gpt", "v5e-8", "2x4", 120, why="RHI-AOT-001: no")
+    found = list(aot.faults([over, refused]))
+    assert found[:2] == ["gpt v5e-8 2x4: RHI-AOT-001: no", "gpt v5e-8 8: the chosen plan is over its budget"]

@@ -3,6 +3,7 @@
 import subprocess
 from pathlib import Path
 
+import aot_chart
 import figures
 import generate
 import pages
@@ -110,3 +111,13 @@ def test_figures_of_a_command_that_fails_are_no_figures(tmp_path: Path):
 @pytest.mark.parametrize("page", figures.pages(), ids=lambda page: page.name)
 def test_the_figures_of_pages_are_not_stale(page: Path):
     assert not [*figures.stale(page)]
+
+
+def test_a_chart_has_a_point_for_each_localized_plan_that_was_compiled():
+    row = {"cluster": "v5e-8", "form": "localized", "predicted_s": 1e-3, "compiled_s": 2e-3}
+    row |= {"predicted_bytes": 1 << 20, "compiled_bytes": 1 << 21}
+    refused = row | {"compiled_s": None, "compiled_bytes": None}
+    drawn = aot_chart.chart([row, row | {"cluster": "h100x8"}, row | {"form": "annotated"}, refused])
+    # two panels, each with two plans and two clusters
+    assert drawn.count("<circle") == 2 * (2 + 2)
+    assert "2 MiB" not in drawn.split("peak of a device")[0]
