@@ -2,7 +2,7 @@
 
 NAME            of examples/zoo.py: so small that XLA's rounding of buffers shows
 NAME-mid        compiled by XLA in seconds, with tensors large enough that nothing small counts
-NAME-real       of experts.py: layers of a real size, but few of them; GPT of 4, 8 and 24 layers too, and in a loop
+NAME-real       of experts.py: layers of a real size, but few of them; GPT of more layers and in a loop, and ViT, too
 NAME-sixes      all sizes are multiples of six, for meshes that are no powers of two
 NAME-staged     several layers, and a batch that micro-batches divide
 """
