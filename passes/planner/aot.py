@@ -232,9 +232,10 @@ class Comparer:
     def under(self, seed: Seed | None) -> dict[str, str]:
         """Returns the options that hold a search on the mesh, and under a seed."""
         found = {"mesh": str(self.mesh)}
-        if seed and "axis-role" not in self.options:
-            roles = zip(self.mesh.names, seed.roles, strict=True)
-            found["axis-role"] = ";".join(f"{axis}={role}" for axis, role in roles)
+        roles = zip(self.mesh.names, seed.roles, strict=True) if seed else ()
+        texts = [f"{axis}={role}" for axis, role in roles if role]
+        if texts and "axis-role" not in self.options:
+            found["axis-role"] = ";".join(texts)
         return found
 
     def add(self, name: str, form: str, found: Found) -> Candidate | None:

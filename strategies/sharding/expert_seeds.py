@@ -30,7 +30,11 @@ Dims = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class Seed:
-    """An expert's plan: its name, the role of each axis, and how arguments lie, None where the search says."""
+    """An expert's plan: its name, the role of each axis, and how arguments lie, None where the search says.
+
+    The role of an axis is "model" where no batch dim may be split along it, else empty: where the batch and the state
+    lie is all that data parallelism asks for.
+    """
 
     name: str
     roles: tuple[str, ...]
@@ -44,7 +48,7 @@ def expert_seeds(graph: Graph, sizes: Sequence[int]) -> Iterator[Seed]:
     for styles in _styles(len(sizes)):
         dims = tuple(_dims(graph, roles, number, parameters, styles, sizes) for number in range(len(graph.arguments)))
         names = dict.fromkeys(styles)
-        yield Seed(" x ".join(names), tuple("model" if style == "tp" else "batch" for style in styles), dims)
+        yield Seed(" x ".join(names), tuple("model" if style == _MODEL else "" for style in styles), dims)
 
 
 def _styles(num_axes: int) -> Iterator[tuple[Style, ...]]:
