@@ -74,7 +74,7 @@ def kernels(text: str) -> Iterator[tuple[Kernel, int]]:
 
 def kernel_of(program: Program, op: Instruction, body: Computation) -> Kernel:
     """Returns the kernel that an instruction of `body` is."""
-    inside = program.computations[program.called(op)[0]] if op.opcode == "fusion" else _alone(op, body)
+    inside = program.inside(op) or _alone(op, body)
     read, written = _moved(program, inside)
     return Kernel(_kind(inside, read), read, written, tuple(_products(program, inside)))
 
@@ -158,10 +158,10 @@ def memory_bytes(shape: str, space_of: str = "") -> int:
 
 def _result_bytes(op: Instruction) -> int:
     """Returns the bytes that an op writes."""
-    shape = op.shape
-    if op.opcode == "custom-call" and shape.startswith("("):
-        shape = shape[: shape.index("]") + 1]
-    return memory_bytes(shape)
+    if op.opcode in ("custom-call", "copy-start"):
+        first = arrays(op.shape)[:1]
+        return sum(array.num_bytes for array in first if array.space == 0)
+    return memory_bytes(op.shape)
 
 
 def _roots(inside: Computation) -> list[Instruction]:

@@ -24,6 +24,24 @@ def test_what_lies_in_a_nearer_memory_is_not_moved():
     assert (found.read_bytes, found.written_bytes) == (0, 128)
 
 
+def test_an_asynchronous_slice_moves_the_part_once():
+    inside = """%async (p: f32[16,8]) -> f32[4,8] {
+  %p = f32[16,8]{1,0} parameter(0)
+  ROOT %s = f32[4,8]{1,0:S(1)} slice(%p), slice={[0:4], [0:8]}
+}
+"""
+    shape = "((f32[16,8]{1,0}), f32[4,8]{1,0:S(1)}, s32[]{:S(2)})"
+    found = kernel(f"  %a = f32[16,8]{{1,0}} parameter(0)\n  %r = {shape} async-start(%a), calls=%async", inside)
+    assert (found.read_bytes, found.written_bytes) == (128, 0)
+
+
+@pytest.mark.parametrize(("source", "target", "moved"), [("", ":S(1)", (128, 0)), (":S(1)", "", (0, 128))])
+def test_an_asynchronous_copy_reads_or_writes_where_it_is_the_devices_memory(source, target, moved):
+    shape = f"(f32[8,4]{{1,0{target}}}, f32[8,4]{{1,0{source}}}, u32[]{{:S(2)}})"
+    found = kernel(f"  %a = f32[8,4]{{1,0{source}}} parameter(0)\n  %r = {shape} copy-start(%a)")
+    assert (found.read_bytes, found.written_bytes) == moved
+
+
 def test_a_fusion_reads_what_it_slices_even_in_a_fusion_of_its_own():
     inner = """%inner (p: f32[24,8]) -> f32[1,8] {
   %p = f32[24,8] parameter(0)
