@@ -207,5 +207,5 @@ class _Walk:
 
     def product_s(self, product: Product) -> float:
         """Returns the seconds of a product."""
-        dtype, passes = self.target.product(_MLIR_TYPES.get(product.dtype, product.dtype), product.precision)
-        return passes * product.flops / self.cluster.device.matmul_flops_per_s(dtype)
+        dtype = _MLIR_TYPES.get(product.dtype, product.dtype)
+        return product.flops / self.target.product_flops_per_s(self.cluster.device, dtype, product.precision)

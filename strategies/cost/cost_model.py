@@ -37,6 +37,7 @@ from rhino.ir.cluster.hardware import Device, Line
 from rhino.ir.graph.graph import COSTLY, OpClass, TensorType
 from rhino.strategies.cost.reshard import PartedStep, ReshardStep, parted_path
 from rhino.strategies.cost.reshard_classes import Pair, pair_classes
+from rhino.strategies.cost.target import TARGETS
 
 PRODUCTS = frozenset({"stablehlo.dot_general", "stablehlo.dot", "stablehlo.convolution"})
 """Ops that run on matrix units."""
@@ -103,7 +104,8 @@ class CostModel:
             return table.seconds(num_bytes)
         if table:
             return max(table.seconds(flops), num_bytes / device.memory_bytes_per_s)
-        rate = device.matmul_flops_per_s(dtype) if is_product else self._vector_per_s(cls)
+        product_per_s = TARGETS[device.platform].product_flops_per_s
+        rate = product_per_s(device, dtype, cls.precision) if is_product else self._vector_per_s(cls)
         fixed_s = device.op_s if is_kernel and device.op_s else 0.0
         return fixed_s + max(flops / rate, num_bytes / device.memory_bytes_per_s)
 
