@@ -26,6 +26,13 @@ class Target:
         """Returns the element type that a matrix unit multiplies, and in how many passes, for operands of `dtype`."""
         return self.f32_products.get(precision, (dtype, 1)) if dtype == "f32" else (dtype, 1)
 
+    def halves(self, dtype: str, precision: str) -> bool:
+        """Says whether operands of `dtype` are converted to elements half as wide before they are multiplied.
+
+        TF32 is f32 in memory, and operands of several passes are cut in several parts.
+        """
+        return dtype == "f32" and self.product(dtype, precision) == ("bf16", 1)
+
     def product_flops_per_s(self, device: Device, dtype: str, precision: str) -> float:
         """Returns the rate of large products of operands of an MLIR element type on a device."""
         unit, passes = self.product(dtype, precision)
