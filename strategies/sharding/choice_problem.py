@@ -270,8 +270,10 @@ class Builder(Tables):
         made = graph.value_op >= 0
         maker = graph.value_op[made]
         known[made] = np.where(passes[maker], np.array(self.has_shape, dtype=bool)[made], ~free[maker])
-        reads = (known + 2 * np.array(self.op_costs.from_memory, dtype=bool))[graph.uses].astype(np.uint8).tobytes()
-        gives = np.array(self.in_memory, dtype=bool).tobytes()
+        costs = self.op_costs
+        places = [np.array(one, dtype=bool) for one in (costs.from_memory, costs.is_given, costs.is_kept)]
+        reads = (known + 2 * places[0] + 4 * places[1])[graph.uses].astype(np.uint8).tobytes()
+        gives = (np.array(self.in_memory, dtype=bool) + 2 * places[2]).astype(np.uint8).tobytes()
         found = []
         for op, number in enumerate(self.op_class):
             first, end = self.result_start[op], self.result_start[op + 1]
