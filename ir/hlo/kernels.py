@@ -214,6 +214,10 @@ def _products(program: Program, inside: Computation) -> Iterator[Product]:
 
 def _flops(op: Instruction, lhs: tuple[int, ...], rhs: tuple[int, ...], result: tuple[int, ...]) -> int:
     if labels := _LABELS.search(op.attributes):
+        if "convBackwardInput" in op.attributes:  # a library's call has labels and window of the forward convolution
+            lhs, result = result, lhs
+        elif "convBackwardFilter" in op.attributes:
+            rhs, result = result, rhs
         return _convolution_flops(op.attributes, (labels[1], labels[2], labels[3]), lhs, rhs, result)
     contracting = _CONTRACTING.search(op.attributes)
     dims = [int(dim) for dim in re.findall(r"\d+", contracting[1])] if contracting else []

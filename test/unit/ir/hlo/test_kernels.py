@@ -105,3 +105,14 @@ def test_a_batched_product_as_xla_for_tpus_writes_it_counts_as_one():
     window = "window={size=16 stride=15 pad=0_0 lhs_dilate=16}"
     (found,) = product(f"{lines}  %r = bf16[16,32,8] convolution(%a, %k), {window}, dim_labels=0bf_0io->0bf")
     assert found.flops == 2 * 16 * 32 * 64 * 8
+
+
+def test_a_librarys_gradients_of_a_convolution_take_its_flops():
+    shapes = {"x": "f32[2,8,4]", "k": "f32[3,4,5]", "y": "f32[2,8,5]"}
+    calls = {"convForward": "xky", "convBackwardInput": "ykx", "convBackwardFilter": "xyk"}
+    for name, (left, right, result) in calls.items():
+        lines = f"  %a = {shapes[left]} parameter(0)\n  %b = {shapes[right]} parameter(1)\n"
+        call = f'custom-call(%a, %b), dim_labels=b0f_0io->b0f, custom_call_target="__cudnn${name}"'
+        assert product(f"{lines}  %r = ({shapes[result]}, u8[0]) {call}, window={{size=3 pad=1_1}}")[
+            0
+        ].flops == 2 * 2 * 4 * 5 * (3 * 8 - 2)
