@@ -118,6 +118,8 @@ class Device:
     Units: `flops_per_s` is the peak of matrix units by element type, one multiply-add counted as two, dense;
     `hbm_bytes` the memory, of which a program may use `usable_hbm_fraction`; `hbm_bytes_per_s` the peak.
     `matmul_efficiency` and `memory_efficiency` are the fractions of the two peaks that large programs reach.
+    `near_memory_bytes` is what a compiler has of a memory nearer to the units, for values of one program; None where
+    there is none.
 
     Measured, where known: `launch_s` is the fixed time of launching a program and `array_s` what each array that it
     takes or gives adds; `op_s` is the fixed time of an op which is a kernel of its own; `vector_per_s` is how many
@@ -134,6 +136,7 @@ class Device:
     memory_efficiency: float
     sources: Pairs
     platform: Platform = "gpu"
+    near_memory_bytes: int | None = None
     launch_s: float | None = None
     array_s: float | None = None
     op_s: float | None = None

@@ -55,7 +55,7 @@ class OpClass:
     A `free` op depends on constants alone: it is computed wherever it is needed. A `fusible` op can be computed inside
     its consumer's loop. `moved_bytes` is what the op reads and writes where somebody has said so; otherwise that
     follows from its operands and results. `fixed_specs` are the specs that its operands must have and its results come
-    in, where there is no choice.
+    in, where there is no choice. `precision` is that of a product's operands: "default", "high" or "highest".
     """
 
     name: str
@@ -69,6 +69,7 @@ class OpClass:
     flops: int
     moved_bytes: int | None = None
     fixed_specs: tuple[tuple[Spec, ...], tuple[Spec, ...]] | None = None
+    precision: str = "default"
     is_view: bool = field(init=False, compare=False, repr=False)
     """Whether each result lies where the operand of the same number does: the same bytes under other indices."""
 

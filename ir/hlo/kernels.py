@@ -74,7 +74,7 @@ def kernels(text: str) -> Iterator[tuple[Kernel, int]]:
 
 def kernel_of(program: Program, op: Instruction, body: Computation) -> Kernel:
     """Returns the kernel that an instruction of `body` is."""
-    inside = program.computations[program.called(op)[0]] if op.opcode == "fusion" else _alone(op, body)
+    inside = program.inside(op) or _alone(op, body)
     read, written = _moved(program, inside)
     return Kernel(_kind(inside, read), read, written, tuple(_products(program, inside)))
 
@@ -158,10 +158,10 @@ def memory_bytes(shape: str, space_of: str = "") -> int:
 
 def _result_bytes(op: Instruction) -> int:
     """Returns the bytes that an op writes."""
-    shape = op.shape
-    if op.opcode == "custom-call" and shape.startswith("("):
-        shape = shape[: shape.index("]") + 1]
-    return memory_bytes(shape)
+    if op.opcode in ("custom-call", "copy-start"):
+        first = arrays(op.shape)[:1]
+        return sum(array.num_bytes for array in first if array.space == 0)
+    return memory_bytes(op.shape)
 
 
 def _roots(inside: Computation) -> list[Instruction]:
@@ -214,6 +214,10 @@ def _products(program: Program, inside: Computation) -> Iterator[Product]:
 
 def _flops(op: Instruction, lhs: tuple[int, ...], rhs: tuple[int, ...], result: tuple[int, ...]) -> int:
     if labels := _LABELS.search(op.attributes):
+        if "convBackwardInput" in op.attributes:  # a library's call has labels and window of the forward convolution
+            lhs, result = result, lhs
+        elif "convBackwardFilter" in op.attributes:
+            rhs, result = result, rhs
         return _convolution_flops(op.attributes, (labels[1], labels[2], labels[3]), lhs, rhs, result)
     contracting = _CONTRACTING.search(op.attributes)
     dims = [int(dim) for dim in re.findall(r"\d+", contracting[1])] if contracting else []

@@ -49,6 +49,9 @@ _ADDRESSING = {
     "stablehlo.convolution": ("dimension_numbers",),
 }
 """Attributes that say, beside an op's types and rule, which of its factors can be split: what `_localizable` reads."""
+_PRECISION = "precision_config"
+"""On a product: the precision of each operand."""
+_PRECISIONS = ("default", "high", "highest")
 _BY_MORE = frozenset({PAD, CUSTOM_CALL})
 """Ops without regions of which more than their types says what they do to sums, or whether they may be there."""
 
@@ -217,8 +220,8 @@ class _Reader:
         for result in op.results:
             self.free[self.define(result, number)] = free
         types, results = tuple([self.value_type[v] for v in read]), tuple(self.value_type[first:])
-        addressing = tuple([attributes[one] for one in _ADDRESSING.get(name, ())])
-        own = (name, types, results, attributes.get(RULE, None), free, attributes.get(COST, None), addressing)
+        said = (*[attributes[one] for one in _ADDRESSING.get(name, ())], attributes.get(_PRECISION, None))
+        own = (name, types, results, attributes.get(RULE, None), free, attributes.get(COST, None), said)
         by_types = not has_regions and name not in _BY_MORE
         known = self.class_keys.get(own) if by_types and GSPMD not in attributes else None
         if known is None:
@@ -290,8 +293,8 @@ class _Reader:
     ) -> int:
         """Returns the class of the last op.
 
-        `own` is what it says itself: name, types of operands and results, rule, whether free, cost, and what it
-        addresses.
+        `own` is what it says itself: name, types of operands and results, rule, whether free, cost, what it addresses
+        and with what precision it multiplies.
         """
         _, types, results, rule, free, *_ = own
         specs = self.fixed_specs.get(len(self.ops) - 1)
@@ -324,6 +327,7 @@ class _Reader:
             fusible=op.name in FUSIBLE,
             flops=cost.get("flops", _flops(op, table, operand_types, result_types)),
             moved_bytes=cost.get("bytes"),
+            precision=_precision(op),
         )
 
     def graph(self, entry: func.FuncOp, arguments: tuple[Argument, ...], terminator: ir.Operation) -> Graph:
@@ -426,6 +430,13 @@ def _given_cost(op: ir.Operation) -> dict[str, int]:
     """Returns the "flops" and "bytes" that somebody has written on an op."""
     given = entries(op.attributes[COST]) if COST in op.attributes else {}
     return {key: ir.IntegerAttr(count).value for key, count in given.items()}
+
+
+def _precision(op: ir.Operation) -> str:
+    """Returns the highest precision of an op's operands, which is that in which XLA multiplies both."""
+    given = op.attributes.get(_PRECISION, None)
+    names = [stablehlo.PrecisionAttr(one).value.lower() for one in ir.ArrayAttr(given)] if given is not None else []
+    return max(names, key=_PRECISIONS.index, default=_PRECISIONS[0])
 
 
 def _shardings(op: ir.Operation) -> list[ir.Attribute]:

@@ -37,6 +37,7 @@ from rhino.strategies.choice.choice import Choice
 from rhino.strategies.choice.sharding_plan import ShardingPlan, Transfer
 from rhino.strategies.cost.candidates import State
 from rhino.strategies.cost.nodes import Node
+from rhino.strategies.cost.wire import narrow
 from rhino.strategies.solver.answer import Answer
 from rhino.strategies.solver.problem import Problem
 
@@ -74,8 +75,11 @@ class PlanCosts:
     @cached_property
     def transfers(self) -> tuple[tuple[Transfer, float], ...]:
         """The collectives, with their seconds in a step."""
-        model = self.choice.model
-        return tuple((one, one.times * model.move_s(one.move)) for one in self.plan.transfers())
+        model, known = self.choice.model, narrow(self.plan.graph, self.choice.model.target)
+        return tuple(
+            (one, one.times * model.move_s(one.move.narrowed() if known.is_moved(one.value, one.reader) else one.move))
+            for one in self.plan.transfers()
+        )
 
     @cached_property
     def kept(self) -> tuple[Problem, Ints]:

@@ -1,9 +1,11 @@
 """The seconds of a compiled step: what the kernels that a compiler made take, in the order in which it runs them.
 
-A kernel takes as long as the slower of its products and its operands and results in the device's memory. A collective
-is on the wire once those before it are done. One that is asynchronous is waited for where its `-done` stands, so what
-is computed between hides it. Loops take the trips of their body. The rates are those of the cluster, the figures of
-kernels and collectives the compiler's own: nothing here is a guess at what it fuses, combines, overlaps or converts.
+A kernel takes as long as the slower of its products and its operands and results in the device's memory. A copy that is
+asynchronous, by which XLA:TPU fetches from there beforehand, goes on while kernels leave the memory idle, and is waited
+for where its `-done` stands. A collective is on the wire once those before it are done. One that is asynchronous is
+waited for at its `-done`, too, so what is computed between hides it. Loops take the trips of their body. The rates are
+those of the cluster, the figures of kernels and collectives the compiler's own: nothing here is a guess at what it
+fuses, combines, overlaps or converts.
 """
 
 from __future__ import annotations
@@ -67,20 +69,43 @@ _Key = tuple[str, str, bool]
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """Where a computation's run stands: the time, until when its collectives are on the wire, and what was done."""
+    """Where a computation's run stands: the time, until when its collectives are on the wire, and what was done.
+
+    Of the seconds of memory that asynchronous copies take, `asked_s` were begun and `copied_s` are over; `copies` has
+    what was asked up to each.
+    """
 
     now: float = 0.0
     wire_free: float = 0.0
+    asked_s: float = 0.0
+    copied_s: float = 0.0
+    copies: dict[str, float] = field(default_factory=dict)
     kernels_s: float = 0.0
     flops: float = 0.0
     num_bytes: float = 0.0
     sent: dict[_Key, tuple[int, int, float]] = field(default_factory=dict)
     finish: dict[str, float] = field(default_factory=dict)
 
-    def compute(self, seconds: float) -> None:
-        """Passes the time of a kernel."""
+    def compute(self, seconds: float, memory_s: float) -> None:
+        """Passes the time of a kernel, which uses the memory for a part of it."""
         self.now += seconds
         self.kernels_s += seconds
+        self.copied_s = min(self.asked_s, self.copied_s + seconds - memory_s)
+
+    def pass_until(self, time: float) -> None:
+        """Passes the time until then, in which copies go on."""
+        self.copied_s = min(self.asked_s, self.copied_s + max(0.0, time - self.now))
+        self.now = max(self.now, time)
+
+    def copy(self, name: str, seconds: float) -> None:
+        """Begins an asynchronous copy, behind those before it."""
+        self.asked_s += seconds
+        self.copies[name] = self.asked_s
+
+    def wait_for_copy(self, name: str) -> None:
+        """Waits for a copy: what is left of it is the time of a kernel that uses the memory alone."""
+        if (left := self.copies.get(name, 0.0) - self.copied_s) > 0:
+            self.compute(left, 0.0)
 
     def add(self, other: _Run, times: int) -> None:
         """Passes the time of a computation that is run so many times."""
@@ -135,20 +160,26 @@ class _Walk:
             case "call":
                 run.add(self.computation(self.program.called(op)[0]), 1)
             case opcode if opcode.endswith("-done"):
+                for copy in op.operands:
+                    run.wait_for_copy(copy)
                 self.wait(run, op.operands)
             case _:
                 awaited = awaited_channel(self.program, op)
                 if not (begun or awaited) or _multiplies(self.program.inside(op)):
-                    self.kernel(run, op, body)
+                    self.kernel(run, name, op, body)
                 self.wait(run, [awaited])
 
-    def kernel(self, run: _Run, op: Instruction, body: Computation) -> None:
-        """Passes the time of a kernel."""
+    def kernel(self, run: _Run, name: str, op: Instruction, body: Computation) -> None:
+        """Passes the time of a kernel, or begins a copy."""
         kernel, device = kernel_of(self.program, op, body), self.cluster.device
+        memory_s = kernel.num_bytes / device.memory_bytes_per_s
         run.flops += sum(product.flops for product in kernel.products)
         run.num_bytes += kernel.num_bytes
-        products_s = sum(self.product_s(product) for product in kernel.products)
-        run.compute(max(products_s, kernel.num_bytes / device.memory_bytes_per_s) + (device.op_s or 0.0))
+        if op.opcode.endswith("-start") and not kernel.products:
+            run.copy(name, memory_s)
+        else:
+            products_s = sum(self.product_s(product) for product in kernel.products)
+            run.compute(max(products_s, memory_s) + (device.op_s or 0.0), memory_s)
 
     def begin(self, run: _Run, name: str, collective: Collective) -> None:
         """Puts a collective on the wire, and waits for it if that is its way."""
@@ -158,11 +189,11 @@ class _Walk:
         if collective.is_async:
             run.finish[name] = run.finish[collective.channel] = run.wire_free
         else:
-            run.now = run.wire_free
+            run.pass_until(run.wire_free)
 
     def wait(self, run: _Run, names: Iterable[str]) -> None:
         """Waits for collectives, by the names of their first instructions, or by channel."""
-        run.now = max([run.now, *(run.finish[name] for name in names if name in run.finish)])
+        run.pass_until(max([0.0, *(run.finish[name] for name in names if name in run.finish)]))
 
     def axis(self, collective: Collective) -> MeshAxis:
         """Returns the links that a collective uses."""
@@ -176,5 +207,5 @@ class _Walk:
 
     def product_s(self, product: Product) -> float:
         """Returns the seconds of a product."""
-        dtype, passes = self.target.product(_MLIR_TYPES.get(product.dtype, product.dtype), product.precision)
-        return passes * product.flops / self.cluster.device.matmul_flops_per_s(dtype)
+        dtype = _MLIR_TYPES.get(product.dtype, product.dtype)
+        return product.flops / self.target.product_flops_per_s(self.cluster.device, dtype, product.precision)

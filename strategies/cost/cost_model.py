@@ -37,6 +37,7 @@ from rhino.ir.cluster.hardware import Device, Line
 from rhino.ir.graph.graph import COSTLY, OpClass, TensorType
 from rhino.strategies.cost.reshard import PartedStep, ReshardStep, parted_path
 from rhino.strategies.cost.reshard_classes import Pair, pair_classes
+from rhino.strategies.cost.target import TARGETS, Target
 
 PRODUCTS = frozenset({"stablehlo.dot_general", "stablehlo.dot", "stablehlo.convolution"})
 """Ops that run on matrix units."""
@@ -53,6 +54,11 @@ class CostModel:
     def sizes(self) -> tuple[int, ...]:
         """The sizes of the axes."""
         return tuple(axis.size for axis in self.axes)
+
+    @property
+    def target(self) -> Target:
+        """What the platform's compiler does with programs."""
+        return TARGETS[self.device.platform]
 
     @property
     def is_host(self) -> bool:
@@ -103,7 +109,8 @@ class CostModel:
             return table.seconds(num_bytes)
         if table:
             return max(table.seconds(flops), num_bytes / device.memory_bytes_per_s)
-        rate = device.matmul_flops_per_s(dtype) if is_product else self._vector_per_s(cls)
+        product_per_s = self.target.product_flops_per_s
+        rate = product_per_s(device, dtype, cls.precision) if is_product else self._vector_per_s(cls)
         fixed_s = device.op_s if is_kernel and device.op_s else 0.0
         return fixed_s + max(flops / rate, num_bytes / device.memory_bytes_per_s)
 
@@ -127,12 +134,14 @@ def collective_s(axis: MeshAxis, kind: str, num_bytes: float) -> float:
             return (n - 1) * axis.latency_s + (n - 1) / n * num_bytes / rate
 
 
-def reshard_seconds(model: CostModel, kind: TensorType, given: Sequence[int], needed: Sequence[int]) -> Floats:
+def reshard_seconds(
+    model: CostModel, kind: TensorType, given: Sequence[int], needed: Sequence[int], *, is_narrow: bool = False
+) -> Floats:
     """Returns the seconds to reshard a tensor from each given spec to each needed one [given, needed].
 
-    They are infinite where there is no path.
+    They are infinite where there is no path. `is_narrow` says that it is moved in elements half as wide.
     """
-    affine, which = _affine(model, tuple(given), tuple(needed))
+    affine, which = _affine(model, tuple(given), tuple(needed), is_narrow)
     seconds: Floats = affine[:, 0] + affine[:, 1] * kind.num_bytes
     return seconds[which]
 
@@ -145,24 +154,27 @@ A reshard's seconds are affine in the bytes, but for rounding to whole bytes.
 
 
 @lru_cache(maxsize=4096)
-def _affine(model: CostModel, given: tuple[int, ...], needed: tuple[int, ...]) -> tuple[Floats, Ints]:
+def _affine(model: CostModel, given: tuple[int, ...], needed: tuple[int, ...], is_narrow: bool) -> tuple[Floats, Ints]:
     """Returns the seconds per reshard and per byte of each kind of pair [kinds, 2], and the kinds [given, needed].
 
     The kinds are those of pairs of specs that occur.
     """
-    known = _pair_s(model)
+    known = _pair_s(model, is_narrow)
     pairs, which = pair_classes(given, needed, len(model.axes))
     return np.array([known(pair) for pair in pairs], dtype=np.float64).reshape(-1, 2), which
 
 
 @lru_cache(maxsize=64)
-def _pair_s(model: CostModel) -> Callable[[Pair], tuple[float, float]]:
+def _pair_s(model: CostModel, is_narrow: bool) -> Callable[[Pair], tuple[float, float]]:
     """Returns a function of a pair of specs: the seconds of the path for no bytes, and per byte of the whole tensor."""
     sizes = model.sizes
 
+    def move_s(step: ReshardStep) -> float:
+        return model.move_s(step.narrowed() if is_narrow else step)
+
     @cache
     def of_steps(steps: tuple[PartedStep, ...]) -> tuple[float, float]:
-        fixed, probe = (sum([model.move_s(step.move(num_bytes)) for step in steps]) for num_bytes in (0, _PROBE))
+        fixed, probe = (sum([move_s(step.move(num_bytes)) for step in steps]) for num_bytes in (0, _PROBE))
         return fixed, (probe - fixed) / _PROBE
 
     @cache

@@ -20,10 +20,14 @@ class Node(NamedTuple):
 
 
 class Use(NamedTuple):
-    """One way from a node that gives a value to one that reads it: which result, which operand, of which type."""
+    """One way from a node that gives a value to one that reads it: which result, which operand, of which type.
+
+    `is_narrow` says that it is moved in elements half as wide.
+    """
 
     swapped: bool
     result: int
     operand: int
     type: int
     times: int
+    is_narrow: bool

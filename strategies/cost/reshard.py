@@ -12,12 +12,15 @@ behind; where that is not the axis in question, one collective-permute first bri
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
 from rhino.ir.graph.collective_stats import payload_bytes
 from rhino.ir.graph.spec import PARTIAL, REPLICATED, split_dim, unpack
+
+_MOVES = frozenset({"all_gather", "all_to_all", "collective_permute"})
+"""Collectives that do nothing to elements."""
 
 Layout = tuple[tuple[int, ...], ...]
 """The axes that split each dim, outermost first [rank]."""
@@ -46,6 +49,10 @@ class ReshardStep:
     kind: str
     axes: tuple[int, ...]
     num_bytes: int
+
+    def narrowed(self) -> ReshardStep:
+        """Returns the step for elements half as wide; what is summed on the way keeps its type."""
+        return replace(self, num_bytes=self.num_bytes // 2) if self.kind in _MOVES else self
 
 
 class PartedStep(NamedTuple):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from rhino.ir.cluster.hardware import Platform
+from rhino.ir.cluster.hardware import Device, Platform
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,18 @@ class Target:
     def product(self, dtype: str, precision: str) -> tuple[str, int]:
         """Returns the element type that a matrix unit multiplies, and in how many passes, for operands of `dtype`."""
         return self.f32_products.get(precision, (dtype, 1)) if dtype == "f32" else (dtype, 1)
+
+    def halves(self, dtype: str, precision: str) -> bool:
+        """Says whether operands of `dtype` are converted to elements half as wide before they are multiplied.
+
+        TF32 is f32 in memory, and operands of several passes are cut in several parts.
+        """
+        return dtype == "f32" and self.product(dtype, precision) == ("bf16", 1)
+
+    def product_flops_per_s(self, device: Device, dtype: str, precision: str) -> float:
+        """Returns the rate of large products of operands of an MLIR element type on a device."""
+        unit, passes = self.product(dtype, precision)
+        return device.matmul_flops_per_s(unit) / passes
 
 
 TARGETS: Final[dict[Platform, Target]] = {

@@ -25,6 +25,7 @@ from rhino.strategies.cost.candidates import State, keeps, strategies
 from rhino.strategies.cost.cost_model import CostModel, reshard_seconds
 from rhino.strategies.cost.nodes import Node, Use
 from rhino.strategies.cost.op_costs import OpCosts
+from rhino.strategies.cost.wire import narrow
 from rhino.strategies.memory.resident_rows import Memory, written_in_place
 from rhino.strategies.solver.problem import Problem
 from rhino.strategies.solver.tables import Tables
@@ -107,6 +108,7 @@ class Builder(Tables):
         self.times: list[int] = [*graph.times().tolist(), 1]
         self.in_place = written_in_place(graph)
         self.op_costs = OpCosts(graph, self.model, self.in_memory, self.in_place)
+        self.narrow = narrow(graph, self.model.target)
         self.roles = Roles(graph) if any(graph.roles) else None
         self.has_shape = [bool(graph.types[number].shape) for number in self.value_type]
         self.has_several = (self.num_uses > 1).tolist()
@@ -268,8 +270,10 @@ class Builder(Tables):
         made = graph.value_op >= 0
         maker = graph.value_op[made]
         known[made] = np.where(passes[maker], np.array(self.has_shape, dtype=bool)[made], ~free[maker])
-        reads = (known + 2 * np.array(self.op_costs.from_memory, dtype=bool))[graph.uses].astype(np.uint8).tobytes()
-        gives = np.array(self.in_memory, dtype=bool).tobytes()
+        costs = self.op_costs
+        places = [np.array(one, dtype=bool) for one in (costs.from_memory, costs.is_given, costs.is_kept)]
+        reads = (known + 2 * places[0] + 4 * places[1])[graph.uses].astype(np.uint8).tobytes()
+        gives = (np.array(self.in_memory, dtype=bool) + 2 * places[2]).astype(np.uint8).tobytes()
         found = []
         for op, number in enumerate(self.op_class):
             first, end = self.result_start[op], self.result_start[op + 1]
@@ -344,7 +348,10 @@ class Builder(Tables):
         source = self.producer[value]
         swapped = source > target
         pair = (target, source) if swapped else (source, target)
-        use = Use(swapped, self.offset[value], operand, self.value_type[value], self.times_moved(value, time))
+        is_op = self.nodes[target].kind == "op"
+        is_narrow = self.narrow.is_moved(value, time if is_op else None)
+        times = self.times_moved(value, time)
+        use = Use(swapped, self.offset[value], operand, self.value_type[value], times, is_narrow)
         if pair in self.edges:
             self.edges[pair].append(use)
         else:
@@ -391,7 +398,8 @@ class Builder(Tables):
         """Returns the seconds of the way of one value to one reader [states of u, states of v]."""
         given, needed = self.ends(u, v, use)
         rows, columns = ({spec: place for place, spec in enumerate(dict.fromkeys(specs))} for specs in (given, needed))
-        seconds = reshard_seconds(self.model, self.graph.types[use.type], list(rows), list(columns))
+        kind = self.graph.types[use.type]
+        seconds = reshard_seconds(self.model, kind, list(rows), list(columns), is_narrow=use.is_narrow)
         table = _times(seconds, use.times)[np.ix_([rows[spec] for spec in given], [columns[spec] for spec in needed])]
         return table.T if use.swapped else table
 

@@ -315,12 +315,15 @@ def devices(draw):
         key: draw(RATES)
         for key in draw(st.sets(st.sampled_from(("launch_s", "array_s", "op_s", "vector_per_s", "costly_per_s"))))
     }
+    if draw(st.booleans()):
+        measured["near_memory_bytes"] = draw(COUNTS)
     sources = {key: draw(TEXTS) for key in (*figures, *measured, *(f"flops_per_s.{key}" for key, _ in flops))}
     measured["operators"] = draw(
         st.sampled_from([(), (Operator("stablehlo.dot", "f8E4M3FN", ((1.0, 2e-9), (2.5, 2e-9)), "s"),)])
     )
     order = (
         *figures,
+        "near_memory_bytes",
         "launch_s",
         "array_s",
         "op_s",

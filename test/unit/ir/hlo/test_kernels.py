@@ -24,6 +24,24 @@ def test_what_lies_in_a_nearer_memory_is_not_moved():
     assert (found.read_bytes, found.written_bytes) == (0, 128)
 
 
+def test_an_asynchronous_slice_moves_the_part_once():
+    inside = """%async (p: f32[16,8]) -> f32[4,8] {
+  %p = f32[16,8]{1,0} parameter(0)
+  ROOT %s = f32[4,8]{1,0:S(1)} slice(%p), slice={[0:4], [0:8]}
+}
+"""
+    shape = "((f32[16,8]{1,0}), f32[4,8]{1,0:S(1)}, s32[]{:S(2)})"
+    found = kernel(f"  %a = f32[16,8]{{1,0}} parameter(0)\n  %r = {shape} async-start(%a), calls=%async", inside)
+    assert (found.read_bytes, found.written_bytes) == (128, 0)
+
+
+@pytest.mark.parametrize(("source", "target", "moved"), [("", ":S(1)", (128, 0)), (":S(1)", "", (0, 128))])
+def test_an_asynchronous_copy_reads_or_writes_where_it_is_the_devices_memory(source, target, moved):
+    shape = f"(f32[8,4]{{1,0{target}}}, f32[8,4]{{1,0{source}}}, u32[]{{:S(2)}})"
+    found = kernel(f"  %a = f32[8,4]{{1,0{source}}} parameter(0)\n  %r = {shape} copy-start(%a)")
+    assert (found.read_bytes, found.written_bytes) == moved
+
+
 def test_a_fusion_reads_what_it_slices_even_in_a_fusion_of_its_own():
     inner = """%inner (p: f32[24,8]) -> f32[1,8] {
   %p = f32[24,8] parameter(0)
@@ -87,3 +105,14 @@ def test_a_batched_product_as_xla_for_tpus_writes_it_counts_as_one():
     window = "window={size=16 stride=15 pad=0_0 lhs_dilate=16}"
     (found,) = product(f"{lines}  %r = bf16[16,32,8] convolution(%a, %k), {window}, dim_labels=0bf_0io->0bf")
     assert found.flops == 2 * 16 * 32 * 64 * 8
+
+
+def test_a_librarys_gradients_of_a_convolution_take_its_flops():
+    shapes = {"x": "f32[2,8,4]", "k": "f32[3,4,5]", "y": "f32[2,8,5]"}
+    calls = {"convForward": "xky", "convBackwardInput": "ykx", "convBackwardFilter": "xyk"}
+    for name, (left, right, result) in calls.items():
+        lines = f"  %a = {shapes[left]} parameter(0)\n  %b = {shapes[right]} parameter(1)\n"
+        call = f'custom-call(%a, %b), dim_labels=b0f_0io->b0f, custom_call_target="__cudnn${name}"'
+        assert product(f"{lines}  %r = ({shapes[result]}, u8[0]) {call}, window={{size=3 pad=1_1}}")[
+            0
+        ].flops == 2 * 2 * 4 * 5 * (3 * 8 - 2)

@@ -458,3 +458,14 @@ def test_scatters_that_index_other_dims_are_not_alike():
     assert [
         rule.operands[0].index(next(d for d in rule.operands[0] if set(d) & rule.fixed)) for rule in (rows, columns)
     ] == [1, 0]
+
+
+def test_products_of_other_precision_are_not_alike():
+    kind = "(tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>"
+    body = "".join(
+        f"%{name} = stablehlo.dot_general %a, %a, contracting_dims = [1] x [0]{said} : {kind}\n"
+        for name, said in (("x", ""), ("y", ", precision = [DEFAULT, DEFAULT]"), ("z", ", precision = [DEFAULT, HIGH]"))
+    )
+    graph = program_of(function(body, {"a": tensor((4, 4))}, {"z": tensor((4, 4))})).graph
+    assert [graph.cls(op).precision for op in range(3)] == ["default", "default", "high"]
+    assert graph.cls(0) == graph.cls(1)

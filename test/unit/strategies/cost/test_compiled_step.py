@@ -91,3 +91,17 @@ def test_products_of_f32_take_the_passes_of_their_precision(precision, passes):
     found = step(f"{operands}  %r = f32[1000,1000]{{1,0:S(1)}} dot(%a, %a), {dims}{precision}\n")
     assert found.flops == 2e9
     assert found.step_s == pytest.approx(2.0 * passes)
+
+
+@pytest.mark.parametrize(("size", "left_s"), [(500, 0.0), (2000, 1.0)])
+def test_a_copy_beforehand_goes_on_while_products_leave_the_memory_idle(size, left_s):
+    # 1000 rows of f32 take 4 ms on their way, and the product takes 4 ms without the memory
+    shape = f"(f32[{size},1000]{{1,0:S(1)}}, f32[{size},1000]{{1,0}}, u32[]{{:S(2)}})"
+    lines = f"""  %a = f32[{size},1000]{{1,0}} parameter(0)
+  %b = f32[2,1000]{{1,0:S(1)}} parameter(1)
+  %c = f32[1000,1000]{{1,0:S(1)}} parameter(2)
+  %s = {shape} copy-start(%a)
+  %r = f32[2,1000]{{1,0:S(1)}} dot(%b, %c), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
+  %d = f32[{size},1000]{{1,0:S(1)}} copy-done(%s)
+"""
+    assert step(lines).kernels_s == pytest.approx(4e-3 + left_s * 4e-3)

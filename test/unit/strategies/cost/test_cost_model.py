@@ -233,3 +233,30 @@ def test_a_table_comes_before_rates_and_fixed_times():
     assert one.compute_s(tanh, 10000, 2, is_kernel=True) == pytest.approx(1e-2)
     half = op_class("stablehlo.dot_general", (TensorType((8, 12), "bf16", 2),), (KIND,), 2000)
     assert one.compute_s(half, 0, 1) == pytest.approx(2000 / 2e12)
+
+
+@pytest.mark.parametrize(
+    ("platform", "precision", "flops_per_s"),
+    [
+        ("cpu", "default", 8e8),
+        ("gpu", "default", 4e9),
+        ("gpu", "high", 4e9),
+        ("gpu", "highest", 8e8),
+        ("tpu", "default", 6e9),
+        ("tpu", "high", 2e9),
+        ("tpu", "highest", 1e9),
+    ],
+)
+def test_products_of_f32_have_the_rate_of_what_the_platform_makes_of_them(platform, precision, flops_per_s):
+    rates = (("f32", 8e8), ("tf32", 4e9), ("bf16", 6e9))
+    one = CostModel(replace(DEVICE, platform=platform, flops_per_s=rates, matmul_efficiency=1.0), ())
+    product = replace(op_class("stablehlo.dot_general", (KIND, KIND), (KIND,), 12 * 10**9), precision=precision)
+    assert one.compute_s(product, 0, 2) == pytest.approx(6e9 / flops_per_s)
+
+
+def test_what_is_moved_in_elements_half_as_wide_takes_half_the_bytes():
+    one, specs = model(4), [split(0), PARTIAL, REPLICATED]
+    wide, half = (reshard_seconds(one, KIND, specs, [REPLICATED], is_narrow=narrow)[:, 0] for narrow in (False, True))
+    latency_s = 3e-6
+    assert half[0] - latency_s == pytest.approx((wide[0] - latency_s) / 2)
+    assert half[1:].tolist() == wide[1:].tolist() == [wide[1], 0]  # sums are taken as they are

@@ -275,3 +275,8 @@ def test_all_steps_of_a_pair_are_met():
     """Else the simulation would show little."""
     seen = {step.kind for source, target in pairs((8, 16), (2, 2)) for step in reshard_path(2, source, target, 2) or ()}
     assert seen == {"all_reduce", "all_gather", "reduce_scatter", "slice", "all_to_all", "collective_permute"}
+
+
+def test_elements_half_as_wide_halve_what_is_moved_but_not_what_is_summed():
+    gather, scatter = (ReshardStep(kind, (0,), 64) for kind in ("all_gather", "reduce_scatter"))
+    assert (gather.narrowed().num_bytes, scatter.narrowed().num_bytes) == (32, 64)
