@@ -160,11 +160,10 @@ class Parallelized:
 
     def _smaller(self, entry: Entry, pieces: Pieces, compiled: int, budget: int) -> Entry:
         """Returns an entry whose plan is predicted to take as much less as the compiled program took too much."""
-        name, facts = self._shape.name, entry.plan.facts.predicted
-        before, predicted = facts.budget_bytes, facts.largest_peak_bytes
+        name, predicted = self._shape.name, entry.plan.facts.predicted.largest_peak_bytes
         what = f"the compiled program of {name} takes {format_bytes(compiled)} per device, of {format_bytes(budget)}"
         notes = (f"it was predicted to take {format_bytes(predicted)}",)
-        least = min(before * _CLOSER, predicted * budget / compiled)
+        least = min(predicted * _CLOSER, predicted * budget / compiled)
         asked = replace(self._options.plan_options, budget_bytes=max(1, int(least)))
         if self._options.plan is not None:
             raise RhinoError("RHI-SOLVE-001", what, notes=notes, fix="plan again with budget=, or give a larger one")
@@ -178,7 +177,9 @@ class Parallelized:
             del self._entries[key]
             fix = "give a larger budget, more devices or a smaller batch, or rematerialize (remat=)"
             raise RhinoError("RHI-SOLVE-001", f"{what}, and no other plan does", notes=notes, fix=fix) from None
-        self._entries[key] = made
+        found = made.plan.facts
+        facts = replace(found, predicted=replace(found.predicted, budget_bytes=budget))
+        made = self._entries[key] = replace(made, plan=replace(made.plan, facts=facts))
         return made
 
     def _entry(self, pieces: Pieces) -> Entry:

@@ -146,18 +146,13 @@ def _one_program(traced: Traced, request: PlanRequest, module: ir.Module, aot: s
     search = functools.partial(_compared, aot=aot) if aot else _searched
     planned = search(traced, request, module)
     kept = _kept_bytes(traced, planned.plan)
-    if _needed_bytes(planned.plan) + kept[0] > budget:
+    if planned.plan.compared:  # it fits, compiled as it runs: with what the caller keeps
+        return replace(planned, plan=_counted(planned.plan, kept, budget))
+    if planned.plan.predicted.peak_bytes[0] + kept[0] > budget:
         again = replace(request, budget_bytes=max(1, budget - kept[0]))
         planned = search(traced, again, read_traced(traced, make_context()))
         kept = _kept_bytes(traced, planned.plan)
     return replace(planned, plan=_with_kept(planned.plan, kept, budget))
-
-
-def _needed_bytes(plan: Plan) -> int:
-    """Returns what a plan in one program takes of a device, compiled if it was."""
-    compared = plan.compared
-    compiled = compared.plans[compared.chosen].compiled_bytes if compared else None
-    return plan.predicted.peak_bytes[0] if compiled is None else compiled
 
 
 def _searched(traced: Traced, request: PlanRequest, module: ir.Module) -> Planned:
@@ -263,6 +258,12 @@ def _with_kept(plan: Plan, kept: tuple[int, ...], budget: int) -> Plan:
         what = f"{who} has a {PEAK} of {sizes}: {format_bytes(kept[rank])} of it to keep old state"
         fix = "donate the state (donate_argnums), or raise the budget"
         raise RhinoError("RHI-SOLVE-001", what, Place(plan.source.function), fix=fix)
+    return _counted(plan, kept, budget)
+
+
+def _counted(plan: Plan, kept: tuple[int, ...], budget: int) -> Plan:
+    """Returns a plan whose peaks count what the caller keeps."""
+    peaks = tuple(one + more for one, more in zip(plan.predicted.peak_bytes, kept, strict=True))
     return replace(plan, predicted=replace(plan.predicted, peak_bytes=peaks, budget_bytes=budget, kept_bytes=kept))
 
 

@@ -23,12 +23,12 @@ def compared(
     """Returns the best plan of a module by its compiler, and says on `stderr` what was compared.
 
     `read` gives the module, a new one each time; `given` are the options of the passes by name. What is printed is what
-    is compiled: the local program with --localize, else the annotated one; with --plan both.
+    is compiled: the local program with --localize, else the annotated one; where a plan alone is written, both.
 
     Raises:
         RhinoError: as `Comparer.run`.
     """
-    cluster = load_cluster(given["cluster"])
+    cluster, writes_plan = load_cluster(given["cluster"]), options.plan and options.output == "-"
 
     def on_compile(what: str) -> None:
         if stderr.isatty():
@@ -41,7 +41,7 @@ def compared(
         cluster=cluster,
         budget_bytes=float(budget_of(given["cluster"], given.get("budget"))),
         compiler_for=functools.partial(compiler_of, cluster),
-        forms=(LOCALIZED, ANNOTATED) if options.plan else (LOCALIZED,) if options.localize else (ANNOTATED,),
+        forms=(LOCALIZED, ANNOTATED) if writes_plan else (LOCALIZED,) if options.localize else (ANNOTATED,),
         memory_only=options.aot == MEMORY,
         most=options.compiles or MOST_COMPILES,
         on_compile=on_compile,

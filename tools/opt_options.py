@@ -307,6 +307,8 @@ def _in_full(word: str, names: Sequence[str]) -> str:
     name = word.partition("=")[0]
     if re.match(r"-[a-z]", word) and f"-{name}" in names:
         word = f"-{word}"
+    if word == "--aot":
+        return f"{word}={COMPARE}"  # what follows is the input
     return f"{word}=" if word.removeprefix("--") in _step_names() else word
 
 
@@ -401,8 +403,6 @@ def _add_steps(group: argparse._ArgumentGroup) -> None:
     add("--budget", metavar="SIZE", help="memory per device, as 16GiB (default: what the cluster's devices have)")
     add(
         "--aot",
-        nargs="?",
-        const=COMPARE,
         choices=(COMPARE, MEMORY),
         metavar="WHAT",
         help="the target's own compiler, without a device, chooses among the search's plan and experts' plans; "

@@ -143,7 +143,9 @@ def _groups(attributes: str, num_partitions: int) -> Ints:
     if pairs := _PAIRS.search(attributes):
         return np.array([[int(source), int(target)] for source, target in _PAIR.findall(pairs[1])]).reshape(-1, 2)
     if listed := _GROUPS_LISTED.search(attributes):
-        return np.array([_numbers(group) for group in listed[1].strip("{}").split("},{")])
+        groups = [_numbers(group) for group in listed[1].strip("{}").split("},{")]
+        largest = max(map(len, groups))  # the others of unequal groups wait for it
+        return np.array([group for group in groups if len(group) == largest])
     if iota := _GROUPS_IOTA.search(attributes):
         dims = _numbers(iota["dims"])
         devices = np.arange(prod(dims)).reshape(dims)

@@ -83,10 +83,10 @@ def _walk(program: Program, name: str, times: int) -> Iterator[tuple[Kernel, int
     body = program.computations[name]
     for op in body.values():
         if op.opcode == "while":
-            yield from _walk(program, program.body(op), times * (program.trips(op) or 1))
+            yield from _walk(program, program.body(op), times * (1 if (trips := program.trips(op)) is None else trips))
         elif op.opcode in ("call", "async-start"):
             yield from _walk(program, program.called(op)[0], times)
-        elif op.opcode not in FREE and not op.opcode.endswith("-done"):
+        elif op.opcode not in FREE and not op.opcode.endswith(("-done", "-update")):
             yield kernel_of(program, op, body), times
 
 

@@ -26,6 +26,7 @@ _BRANCHES: Final = re.compile(
 _TRIPS: Final = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _CONDITION: Final = re.compile(r"\bcondition=%?([\w.-]+)")
 _BODY: Final = re.compile(r"\bbody=%?([\w.-]+)")
+_INDEX: Final = re.compile(r"\bindex=(\d+)")
 _PARTITIONS: Final = re.compile(r"\bnum_partitions=(\d+)")
 
 
@@ -93,8 +94,8 @@ class Program:
     def trips(self, loop: Instruction) -> int | None:
         """Returns how often a `while` runs its body, None where nothing tells.
 
-        XLA says so where it has found it out; XLA:TPU does not, but leaves `counter < constant` as the condition, and
-        XLA's counters begin at 0 and go up by 1 by then (`WhileLoopTripCountAnnotator`).
+        XLA says so where it has found it out. XLA:TPU does not; there it is read from a condition `counter < limit`,
+        with a counter that begins with a constant and goes up by one.
         """
         if found := _TRIPS.search(loop.attributes):
             return int(found[1])
@@ -105,8 +106,48 @@ class Program:
         root = list(condition.values())[-1]
         if root.opcode != "compare" or "direction=LT" not in root.attributes:
             return None
-        limit = condition.get(root.operands[1])
-        return int(limit.arguments) if limit and limit.opcode == "constant" and limit.arguments.isdigit() else None
+        counter, limit = (condition.get(name) for name in root.operands)
+        index = _INDEX.search(counter.attributes) if counter else None
+        if limit is None or index is None:
+            return None
+        first, step = self._first(loop, int(index[1])), self._step(loop, int(index[1]))
+        last = _constant(limit)
+        if first is None or last is None or not step:
+            return None
+        return max(0, -(-(last - first) // step))
+
+    def _first(self, loop: Instruction, index: int) -> int | None:
+        """Returns the constant with which a value that a loop carries begins."""
+        home = next((body for body in self.computations.values() if any(one is loop for one in body.values())), {})
+        carried = home.get(loop.operands[0])
+        if carried is None or carried.opcode != "tuple":
+            return None
+        return _constant(_behind_copies(home, carried.operands[index]))
+
+    def _step(self, loop: Instruction, index: int) -> int | None:
+        """Returns the constant that a loop adds to a value that it carries."""
+        body = self.computations[self.body(loop)]
+        root = list(body.values())[-1]
+        if root.opcode != "tuple":
+            return None
+        made = _behind_copies(body, root.operands[index])
+        if made is None or made.opcode != "add":
+            return None
+        found = [_constant(_behind_copies(body, name)) for name in made.operands]
+        return next((one for one in found if one is not None), None)
+
+
+def _behind_copies(body: Computation, name: str) -> Instruction | None:
+    """Returns what makes a value, behind copies of it."""
+    found = body.get(name)
+    while found is not None and found.opcode in ("copy", "bitcast", "copy-done", "copy-start"):
+        found = body.get(found.operands[0])
+    return found
+
+
+def _constant(op: Instruction | None) -> int | None:
+    """Returns the whole number that an instruction is."""
+    return int(op.arguments) if op and op.opcode == "constant" and re.fullmatch(r"-?\d+", op.arguments) else None
 
 
 def arrays(shape: str) -> list[Array]:

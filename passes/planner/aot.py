@@ -20,6 +20,7 @@ from rhino.ir.cluster.hardware import Cluster, Device
 from rhino.ir.cluster.mesh import Mesh
 from rhino.ir.diagnostics import ExitCode, Place, RhinoError
 from rhino.ir.hlo.compiled import Compiled
+from rhino.ir.mlir.aliases import set_aliases, without_kept
 from rhino.ir.mlir.bindings import ir, make_context
 from rhino.ir.mlir.boundary import boundary_attributes, set_boundary_attributes
 from rhino.ir.mlir.manual import bytecode, wrap_manual
@@ -103,6 +104,7 @@ class Judged:
     """
 
     searched: Plan
+    budget_bytes: int
     best: Candidate
     candidates: tuple[Candidate, ...]
     missing: str = ""
@@ -112,7 +114,8 @@ class Judged:
         found, sharding = self.best.found.plan, self.best.found.plan.sharding
         assert sharding is not None, "it is a plan in one program"
         found = replace(found, sharding=replace(sharding, form=self.best.form))
-        found = replace(found, source=self.searched.source, options=self.searched.options)
+        predicted = replace(found.predicted, budget_bytes=self.budget_bytes)
+        found = replace(found, source=self.searched.source, options=self.searched.options, predicted=predicted)
         if self.best.compiled is None:
             return found
         rows = tuple(one.row() for one in self.candidates)
@@ -154,17 +157,21 @@ class Comparer:
         if self.fitting(SEARCHED, None, first) is None or not self.memory_only:
             self.compare(first)
         fit = [one for one in self.candidates if one.peak_bytes <= self.budget_bytes]
+        if not self.candidates:
+            localized_copy(first.module)  # raises why there is no form of the program that may be taken
         if not fit:
             raise self.none_fits()
-        return Judged(first.plan, fastest(fit), tuple(self.candidates))
+        return Judged(first.plan, int(self.budget_bytes), fastest(fit), tuple(self.candidates))
 
     def uncompiled(self, missing: str) -> Judged:
         """Returns the plan as the search alone makes it. Raises what the search raises."""
         found = self.search({}, None)
-        form = next(one for one in self.forms if program_of(found.module, one) is not None)
-        code = program_of(found.module, form)
-        assert code is not None, "the form was just made"
-        return Judged(found.plan, Candidate(SEARCHED, form, found, code, None, None, missing), (), missing)
+        forms = {form: code for form in self.forms if (code := program_of(found.module, form)) is not None}
+        if not forms:
+            localized_copy(found.module)  # raises why there is no such form
+        form, code = next(iter(forms.items()))
+        best = Candidate(SEARCHED, form, found, code, None, None, missing)
+        return Judged(found.plan, int(self.budget_bytes), best, (), missing)
 
     def roomy(self, options: Mapping[str, str], seed: Seed | None) -> Found:
         """Returns the best plan, within more than the budget where none is predicted to fit: it may do, compiled.
@@ -247,7 +254,7 @@ class Comparer:
         self.on_compile(f"{name}, {form}")
         compiled, step, why = None, None, ""
         try:
-            compiled = self.compile(code)
+            compiled = self.compile(_as_run(code))
             step = compiled_step(compiled.hlo, self.cluster, TARGETS[self.cluster.device.platform])
         except RhinoError as error:
             why = error.what
@@ -290,9 +297,11 @@ def compile_stages(plan: Plan, compile_: Compile) -> CompiledStages:
     step, run_s, temp_bytes, compiler = execution.step, list[float](), list[int](), ""
     for program in step.programs:
         module = read_module(execution.modules[program.module].encode(), program.module, make_context())
+        set_aliases(entry_function(module), program.donated)
         compiled = compile_(bytecode(module))
-        compiler = compiled.compiler
-        arrays = sum(local_bytes(one, step.mesh) for one in (*program.inputs, *program.outputs))
+        compiler, taken_over = compiled.compiler, {output for _, output in program.donated}
+        outputs = (one for number, one in enumerate(program.outputs) if number not in taken_over)
+        arrays = sum(local_bytes(one, step.mesh) for one in (*program.inputs, *outputs))
         temp_bytes.append(max(0, compiled.peak_bytes - arrays))
         run_s.append(compiled_step(compiled.hlo, cluster, TARGETS[cluster.device.platform]).step_s)
     kept = plan.predicted.kept_bytes
@@ -328,6 +337,12 @@ def program_of(module: ir.Module, form: str) -> bytes | None:
         return bytecode(wrap_manual(localized_copy(module)))
     except RhinoError:
         return None
+
+
+def _as_run(code: bytes) -> bytes:
+    """Returns a program whose results take over no buffer that its caller keeps."""
+    module = ir.Module.parse(code, make_context())
+    return bytecode(module) if without_kept(module, entry_function(module.operation)) else code
 
 
 def write_seed(module: ir.Module, seed: Seed, mesh: Mesh, device: Device) -> None:

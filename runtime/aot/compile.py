@@ -74,7 +74,7 @@ def _compiled(code: bytes, target: CompileTarget) -> Compiled:
     with tempfile.TemporaryDirectory(prefix="rhino-aot-") as folder:
         dump, source, log = (Path(folder) / name for name in ("dump", "module.mlirbc", "log"))
         source.write_bytes(code)
-        command = [sys.executable, "-c", _COMMAND, target.platform, target.device, json.dumps(target.mesh)]
+        command = [sys.executable, "-P", "-c", _COMMAND, target.platform, target.device, json.dumps(target.mesh)]
         with (
             log.open("wb") as errors,
             subprocess.Popen(
@@ -140,7 +140,7 @@ def found_files(dump: Path) -> tuple[Path, Path] | None:
 def _read(report: Path, program: Path) -> _Found | None:
     """Returns what the files say; None where they are not complete, or read otherwise."""
     memory, hlo = read_memory_report(report.read_text()), program.read_text()
-    return (*memory, hlo) if memory and hlo.rstrip().endswith("}") and "\nENTRY " in hlo else None
+    return (*memory, hlo) if memory and hlo.rstrip().endswith("\n}") and "\nENTRY " in hlo else None
 
 
 def _printed(output: str, dump: Path) -> _Found | None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Sequence
 from math import prod
 from pathlib import Path
+from threading import Thread
 from typing import Any, Final
 
 import jax
@@ -32,10 +34,12 @@ _OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "tpu": {},
 }
 _MAX_LINES: Final = 8
+_POLL_S: Final = 0.5
 
 
 def main(arguments: Sequence[str]) -> int:
     """Compiles: platform, device, mesh as JSON, the module's file, the folder for XLA's files."""
+    Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     platform, device, mesh, source, dump = arguments
     shape = tuple(json.loads(mesh))
     if platform == "cpu":
@@ -67,11 +71,20 @@ def main(arguments: Sequence[str]) -> int:
     return int(ExitCode.OK)
 
 
+def _end_with_parent(parent: int) -> None:
+    """Ends the process once the one that started it is gone."""
+    while os.getppid() == parent:
+        time.sleep(_POLL_S)
+    os._exit(1)
+
+
 def _devices(platform: str, device: str, shape: tuple[int, ...]) -> np.ndarray[Any, np.dtype[Any]]:
     """Returns the devices of a mesh [mesh], which need not be there."""
     match platform:
         case "tpu":
             topology = topologies.get_topology_desc(platform="tpu", topology_name=device)
+            if prod(shape) != len(topology.devices):  # a part of the slice, in its own order
+                return np.array(topology.devices[: prod(shape)]).reshape(shape)
             return np.array(mesh_utils.create_device_mesh(shape, topology.devices, allow_split_physical_axes=True))
         case "gpu":
             name = f"1x1x{prod(shape)}"

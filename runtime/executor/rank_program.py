@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import jax
 import numpy as np
 
 from rhino.ir.cluster.mesh import Mesh
 from rhino.ir.diagnostics import RhinoError
+from rhino.ir.mlir.aliases import set_aliases
 from rhino.ir.mlir.bindings import ir, make_context
-from rhino.ir.mlir.boundary import boundary_attributes, set_boundary_attributes
-from rhino.ir.mlir.donation import ALIAS
 from rhino.ir.mlir.manual import copy_module
 from rhino.ir.mlir.reader import entry_function, read_module
 from rhino.ir.plan.instructions import Layout, StepProgram
@@ -27,8 +25,6 @@ from rhino.ir.program.program_signature import check_signature, disagreement
 from rhino.runtime.executor.compile_cache import CompileCache, Request
 from rhino.runtime.executor.executable import Executable, Handler, array_handler, same_placement
 from rhino.runtime.executor.signature import array_dtype
-
-_DONOR: Final = "jax.buffer_donor"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,15 +116,7 @@ def _module(program: StepProgram, modules: Mapping[str, ir.Module | str], mesh: 
 
 def _with_donations(program: StepProgram, module: ir.Module) -> ir.Module:
     """Makes the module donate what the program does, and nothing else."""
-    with module.context:
-        entry = entry_function(module)
-        attributes = boundary_attributes(entry, "arg")
-        for given in attributes:
-            given.pop(ALIAS, None)
-            given.pop(_DONOR, None)
-        for source, target in program.donated:
-            attributes[source][ALIAS] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), target)
-        set_boundary_attributes(entry, "arg", attributes)
+    set_aliases(entry_function(module), program.donated)
     return module
 
 

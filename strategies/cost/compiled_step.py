@@ -153,12 +153,15 @@ class _Walk:
             self.begin(run, name, collective)
         match op.opcode:
             case "while":
-                run.add(self.computation(self.program.body(op)), self.program.trips(op) or 1)
+                trips = self.program.trips(op)
+                run.add(self.computation(self.program.body(op)), 1 if trips is None else trips)
             case "conditional":
                 branches = [self.computation(one) for one in self.program.branches(op)]
                 run.add(max(branches, key=lambda one: one.now), 1)
             case "call":
                 run.add(self.computation(self.program.called(op)[0]), 1)
+            case opcode if opcode.endswith("-update"):
+                run.finish[name] = max((run.finish.get(one, run.now) for one in op.operands), default=run.now)
             case opcode if opcode.endswith("-done"):
                 for copy in op.operands:
                     run.wait_for_copy(copy)

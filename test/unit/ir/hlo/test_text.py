@@ -8,7 +8,11 @@ LOOP = """HloModule step, is_scheduled=true, num_partitions=4
 
 %body (p: (s32[], f32[8])) -> (s32[], f32[8]) {
   %p = (s32[], f32[8]{0}) parameter(0)
-  ROOT %t = (s32[], f32[8]{0}) tuple(%p)
+  %one = s32[]{:T(128)} constant(1)
+  %c = s32[]{:T(128)} get-tuple-element(%p), index=0
+  %x = f32[8]{0} get-tuple-element(%p), index=1
+  %next = s32[]{:T(128)} add(%c, %one)
+  ROOT %t = (s32[], f32[8]{0}) tuple(%next, %x)
 }
 
 %condition (p: (s32[], f32[8])) -> pred[] {
@@ -19,8 +23,11 @@ LOOP = """HloModule step, is_scheduled=true, num_partitions=4
 }
 
 ENTRY %main (a: f32[8]) -> f32[8] {
-  %a = (s32[], f32[8]{0}) parameter(0)
-  ROOT %w = (s32[], f32[8]{0}) while(%a), condition=%condition, body=%body
+  %a = f32[8]{0} parameter(0)
+  %zero = s32[] constant(0)
+  %start = s32[] copy(%zero)
+  %carried = (s32[], f32[8]{0}) tuple(%start, %a)
+  ROOT %w = (s32[], f32[8]{0}) while(%carried), condition=%condition, body=%body
 }
 """
 
@@ -50,6 +57,11 @@ def trips_of(text):
         (("body=%body", 'body=%body, backend_config={"known_trip_count":{"n":"7"}}'), 7),
         (("direction=LT", "direction=NE"), None),
         (("constant(24)", "add(%i, %i)"), None),
+        (("s32[] constant(0)", "s32[] constant(4)"), 20),
+        (("constant(1)", "constant(5)"), 5),
+        (("s32[] constant(0)", "s32[] constant(30)"), 0),
+        (("s32[] constant(0)", "s32[] parameter(1)"), None),
+        (("add(%c, %one)", "multiply(%c, %one)"), None),
     ],
 )
 def test_a_loop_runs_as_often_as_xla_says_or_its_condition_does(change, trips):
