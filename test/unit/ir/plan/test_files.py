@@ -85,7 +85,7 @@ PLAN = Plan(
     ),
     autotuning=Autotuning("rhino", {"rhino": 3}),
     execution=Execution(STEP, {"f": PROGRAM}, (0.1,), (0,), 1e-6, 1e9, (0,)),
-    request=Request("whole", "auto", 2, 4, "gpipe", (0.0, 0.5), 10**9, "aceso", 7),
+    request=Request("autotune", "auto", 2, 4, "gpipe", (0.0, 0.5), 10**9, "aceso", 7),
 )
 
 
@@ -210,7 +210,7 @@ def test_what_was_asked_for_is_typed_and_may_be_missing(folder: Path):
         forge(folder, request=wrong)
         assert "malformed" in refused(folder).what
     text = diff_text(PLAN, replace(PLAN, request=Request(budget_bytes=2**30, strategy="aceso")))
-    assert text.splitlines() == ["budget: 954 MiB -> 1 GiB", "candidates: 7 -> not asked", "search: whole -> shard"]
+    assert text.splitlines() == ["budget: 954 MiB -> 1 GiB", "candidates: 7 -> not asked", "search: autotune -> shard"]
 
 
 def test_a_plan_that_lacks_a_part_is_malformed(folder: Path):
@@ -424,7 +424,7 @@ def test_files_of_the_user_in_a_plans_folder_stay(folder: Path):
         own = ["plan.json", f"programs/{program}.mlir", "step.json"]
         found = sorted(str(one.relative_to(folder)) for one in folder.rglob("*") if one.is_file())
         assert found == sorted([*own, "notes.txt", "programs/mine.mlir"])
-    with pytest.raises(RhinoError, match=r"RHI-PLAN-003.*programs/mine.mlir is there, and is not of the plan"):
+    with pytest.raises(RhinoError, match=r"RHI-PLAN-003.*programs/mine.mlir exists, and is not a file of the plan"):
         save_plan(renamed("mine"), folder)
     assert (folder / "programs" / "mine.mlir").read_text() == "mine"
     assert load_plan(folder) == PLAN
