@@ -1,9 +1,9 @@
 // RUN: rhino-opt %s --auto-shard --aot --cluster=cpu8 --mesh=8 -o %t 2>&1 | filecheck %s
-// The target's compiler says what a plan takes beside what was predicted; without a state there are no experts' plans.
 // RUN: not --exit-code=3 rhino-opt %s --auto-shard --localize --aot=memory --cluster=cpu8 --mesh=8 --budget=100KiB 2>&1 | filecheck %s --check-prefix=SMALL
 // RUN: not --exit-code=2 rhino-opt %s --auto-shard --aot=speed 2>&1 | filecheck %s --check-prefix=VALUE
 // RUN: not --exit-code=2 rhino-opt %s --auto-parallel --aot 2>&1 | filecheck %s --check-prefix=PASSES
 // RUN: not --exit-code=2 rhino-opt %s --auto-shard --compiles=3 2>&1 | filecheck %s --check-prefix=COMPILES
+// The target's compiler says what a plan takes beside what was predicted; without a state there are no experts' plans.
 
 // CHECK: compiled by XLA:CPU of jaxlib {{.*}}:
 // CHECK-NEXT: plan form step times the best memory predicted
