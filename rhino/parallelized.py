@@ -164,13 +164,13 @@ class Parallelized:
         what = f"the compiled program of {name} takes {format_bytes(compiled)} per device, of {format_bytes(budget)}"
         notes = (f"it was predicted to take {format_bytes(predicted)}",)
         least = min(predicted * _CLOSER, predicted * budget / compiled)
-        asked = replace(self._options.plan_options, budget_bytes=max(1, int(least)))
+        request = replace(self._options.plan_options, budget_bytes=max(1, int(least)))
         if self._options.plan is not None:
             raise RhinoError("RHI-SOLVE-001", what, notes=notes, fix="plan again with budget=, or give a larger one")
         _LOG.info("%s is planned again: %s", name, what)
         key = entry.traced.key
         try:
-            made = make_entry(self._fn, self._shape, pieces, key, replace(self._options, plan_options=asked))
+            made = make_entry(self._fn, self._shape, pieces, key, replace(self._options, plan_options=request))
         except RhinoError as error:
             if error.exit_code != ExitCode.DOES_NOT_FIT:
                 raise

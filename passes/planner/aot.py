@@ -43,7 +43,7 @@ LOCALIZED: Final = "localized"
 """The form of a program in which every op is that of one device, with its collectives."""
 
 MOST_COMPILES: Final = 10
-"""Compiles of one plan's making, unless something else is asked for."""
+"""Compiles for one plan, unless a user names another number."""
 
 SEARCHED: Final = "searched"
 """The name of the search's own plan among candidates."""
@@ -98,9 +98,8 @@ class Candidate:
 class Judged:
     """The plan that is taken, and all that were compiled, in the order in which they were.
 
-    `searched` is a plan by the user's own constraints alone: what an expert's plan is of, and was asked for.
-
-    Where nothing could be compiled, `missing` says what would be needed; the plan is then the search's own.
+    `searched` is a plan by the user's own constraints alone: it has the program and the options that experts' plans are
+    for. Where nothing could be compiled, `missing` says what would be needed; the plan is then the search's own.
     """
 
     searched: Plan
@@ -145,6 +144,8 @@ class Comparer:
     unsplit: Unsplit | None = None
     on_compile: Callable[[str], None] = lambda _: None
     candidates: list[Candidate] = field(default_factory=list)
+    mesh: Mesh = field(init=False)
+    compile: Compile = field(init=False)
 
     def run(self) -> Judged:
         """Returns the plan whose compiled step is the fastest of those that fit the budget once compiled."""

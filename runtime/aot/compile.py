@@ -37,6 +37,8 @@ _ENVIRONMENT: Final = {
     "TF_CPP_MIN_LOG_LEVEL": "3",
 }
 _LAST_LINES: Final = 4
+MOST_S: Final = 1800.0
+"""A compile is ended after so long: buffers of the largest programs that were tried are assigned in seconds."""
 
 
 @dataclass
@@ -87,6 +89,7 @@ def _compiled(code: bytes, target: CompileTarget) -> Compiled:
         ):
             try:
                 found = _awaited(process, dump)
+                status = process.poll()
             finally:
                 process.kill()
                 output = process.stdout.read().decode(errors="replace") if process.stdout else ""
@@ -95,7 +98,7 @@ def _compiled(code: bytes, target: CompileTarget) -> Compiled:
         if found is None and process.returncode == ExitCode.OK:
             found = _printed(output, dump)
         if found is None:
-            raise _refused(target, output, log.read_text(errors="replace"))
+            raise _refused(target, status, output, log.read_text(errors="replace"))
     peak_bytes, buffers, hlo = found
     return Compiled(peak_bytes, buffers, hlo, target.compiler, process.returncode == ExitCode.OK, seconds)
 
@@ -114,13 +117,14 @@ _Found = tuple[int, tuple[tuple[int, str], ...], str]
 def _awaited(process: subprocess.Popen[bytes], dump: Path) -> _Found | None:
     """Returns what XLA has written once buffers are assigned; None where it ends before that."""
     sizes: tuple[int, ...] = ()
+    end = time.monotonic() + MOST_S
     while True:
         ended = process.poll() is not None
         files = found_files(dump)
         last, sizes = sizes, tuple(path.stat().st_size for path in files or ())
         if files and (ended or (all(sizes) and sizes == last)) and (found := _read(*files)):
             return found
-        if ended:
+        if ended or time.monotonic() > end:
             return None
         time.sleep(_POLL_S)
 
@@ -149,11 +153,12 @@ def _printed(output: str, dump: Path) -> _Found | None:
     return (int(json.loads(lines[-1])["peak_bytes"]), (), (dump / "program.txt").read_text()) if lines else None
 
 
-def _refused(target: CompileTarget, output: str, log: str) -> RhinoError:
-    """Returns the error of a module that was not compiled."""
-    said = output.strip() or "\n".join(log.strip().splitlines()[-_LAST_LINES:])
+def _refused(target: CompileTarget, status: int | None, output: str, log: str) -> RhinoError:
+    """Returns the error of a module that was not compiled; `status` is None where its process had not ended."""
+    late = f"it took more than {MOST_S:g} s" if status is None else ""
+    words = late or output.strip() or "\n".join(log.strip().splitlines()[-_LAST_LINES:])
     return RhinoError(
         "RHI-AOT-001",
-        f"{target.compiler} does not compile the module: {said}",
+        f"{target.compiler} does not compile the module: {words}",
         fix="leave --aot out, or name a cluster whose compiler takes the module",
     )

@@ -112,3 +112,10 @@ def test_the_program_is_found_among_parts_that_the_compiler_compiles_before(tmp_
         "module_0000.jit_step.cl_1.after_optimizations-memory-usage-report.txt",
         "module_0000.jit_step.cl_1.after_optimizations.txt",
     ]
+
+
+def test_a_compile_that_does_not_end_is_ended(monkeypatch):
+    monkeypatch.setattr("rhino.runtime.aot.compile.MOST_S", 0.0)
+    target = compile_target(load_cluster("cpu8"), (8,))
+    with pytest.raises(RhinoError, match=r"RHI-AOT-001.*does not compile the module: it took more than 0 s"):
+        Compiler(target).compile(bytecode(step()))
