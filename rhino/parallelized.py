@@ -23,6 +23,7 @@ from rhino.ir.units import format_bytes, format_seconds
 from rhino.jit_program import Getter, NewShapesError
 from rhino.keywords import budget_bytes, count, devices_of, path_of, remat_shares, texts
 from rhino.new_arguments import differences
+from rhino.passes.planner.aot import CLOSER
 from rhino.passes.planner.request import COMPARE, MEMORY
 from rhino.passes.sharding.planning_pass import AUTO
 from rhino.pins import Pins, pin_texts
@@ -39,9 +40,6 @@ Search = Literal["shard", "autotune"]
 
 _LOG: Final = logging.getLogger("rhino")
 """At INFO: when and why a function is planned, and what came of it."""
-
-_CLOSER: Final = 0.97
-"""Times the budget before, which a plan has at most where the compiled program of the last one was over its budget."""
 
 _MAY_HAVE_CHANGED: Final = (NewShapesError, TypeError, ValueError, LookupError, AttributeError)
 """What a call raises for arrays that its program was not made for.
@@ -163,7 +161,7 @@ class Parallelized:
         name, predicted = self._shape.name, entry.plan.facts.predicted.largest_peak_bytes
         what = f"the compiled program of {name} takes {format_bytes(compiled)} per device, of {format_bytes(budget)}"
         notes = (f"it was predicted to take {format_bytes(predicted)}",)
-        least = min(predicted * _CLOSER, predicted * budget / compiled)
+        least = min(predicted * CLOSER, predicted * budget / compiled)
         request = replace(self._options.plan_options, budget_bytes=max(1, int(least)))
         if self._options.plan is not None:
             raise RhinoError("RHI-SOLVE-001", what, notes=notes, fix="plan again with budget=, or give a larger one")

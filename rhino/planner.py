@@ -13,7 +13,7 @@ from rhino.ir.cluster.cluster import load_cluster
 from rhino.ir.cluster.mesh import mesh_of_shape
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.mlir.bindings import ir, make_context
-from rhino.ir.mlir.manual import bytecode, wrap_manual
+from rhino.ir.mlir.manual import bytecode
 from rhino.ir.plan.changes import check_current
 from rhino.ir.plan.plan import SHARD, Plan, device_bytes, dims_between_calls
 from rhino.ir.units import PEAK, format_bytes
@@ -23,14 +23,13 @@ from rhino.passes.frontend.normalize import Normalize
 from rhino.passes.frontend.stage_marks import BOUNDARY, num_marked_stages
 from rhino.passes.layout.pad import refuse_pads
 from rhino.passes.pipeline.rematerialize import refuse_several
-from rhino.passes.planner.aot import LOCALIZED, Comparer, check_stages
+from rhino.passes.planner.aot import LOCALIZED, Comparer, check_stages, first_form
 from rhino.passes.planner.autotune import NOT_MADE, Made, choose_plan
 from rhino.passes.planner.evaluate import Setup
 from rhino.passes.planner.module_facts import cluster_lines
 from rhino.passes.planner.request import MEMORY, Decided, PlanRequest
 from rhino.passes.planner.staged_plan import cut_step, make_staged_plan, source_of_staged
 from rhino.passes.planner.unstaged_plan import ANNOTATED, annotate, search
-from rhino.passes.sharding.localize import localized_copy
 from rhino.passes.sharding.planning_pass import OTHERS_NEED_LESS
 from rhino.plan_options import PlanOptions
 from rhino.runtime.aot.compile import compiler_of
@@ -86,7 +85,7 @@ def adopt_plan(traced: Traced, plan: Plan, cluster: str | None, op_rules: str) -
     assert plan.sharding is not None
     # A compiler has chosen the form too; else the local program is taken where there is one.
     chosen = plan.sharding.form if plan.compared else LOCALIZED
-    form, code = (ANNOTATED, bytecode(module)) if chosen == ANNOTATED else _compiled_form(module)
+    form, code = (ANNOTATED, bytecode(module)) if chosen == ANNOTATED else first_form(module)
     return Planned(replace(plan, sharding=replace(plan.sharding, form=form)), code)
 
 
@@ -157,7 +156,7 @@ def _one_program(traced: Traced, request: PlanRequest, module: ir.Module, aot: s
 
 def _searched(traced: Traced, request: PlanRequest, module: ir.Module) -> Planned:
     plan = search(module, traced.name, request.pass_options(), Remarks(traced.name), key_words(traced)).plan
-    form, code = _compiled_form(module)
+    form, code = first_form(module)
     assert plan.sharding is not None
     return _of_traced(traced, module, replace(plan, sharding=replace(plan.sharding, form=form)), code)
 
@@ -222,15 +221,6 @@ def _autotuned(traced: Traced, request: PlanRequest, module: ir.Module, aot: str
 
     found, report = choose_plan(setup, request, make)
     return replace(found, plan=report.added_to(found.plan))
-
-
-def _compiled_form(module: ir.Module) -> tuple[str, bytes]:
-    """Returns the localized program, or the annotated one where there is no other, and which it is."""
-    try:
-        form, made = LOCALIZED, wrap_manual(localized_copy(module))
-    except RhinoError:
-        form, made = ANNOTATED, module
-    return form, bytecode(made)
 
 
 def _kept_bytes(traced: Traced, plan: Plan) -> tuple[int, ...]:

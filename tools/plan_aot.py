@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from rhino.ir.cluster.cluster import parse_cluster
+from rhino.ir.cluster.cluster import Cluster, parse_cluster
 from rhino.ir.diagnostics import ExitCode, RhinoError
 from rhino.ir.hlo.compiled import Compiled
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.plan.plan import Execution, Plan
 from rhino.ir.units import format_bytes, format_seconds
-from rhino.passes.planner.aot import LOCALIZED, compile_stages, program_of
+from rhino.passes.planner.aot import LOCALIZED, as_run, compile_stages, first_form, program_of
 from rhino.passes.planner.module_facts import boundary
 from rhino.passes.planner.tables import table
 from rhino.passes.planner.unstaged_plan import ANNOTATED, annotate
@@ -44,7 +44,7 @@ def compiled_plan(plan: Plan, read: Callable[[], ir.Module]) -> Checked:
     if isinstance(compiler, str):
         fix = "install it, or look at what is predicted: rhino-plan explain"
         raise RhinoError("RHI-AOT-002", f"the plan cannot be compiled: {compiler}", fix=fix)
-    found = _Compiles(plan, compiler)
+    found = _Compiles(plan, cluster, compiler)
     rows = [*(found.staged(plan.execution) if plan.execution else found.unstaged(read()))]
     budget = plan.predicted.budget_bytes
     largest = max(found.peaks)
@@ -58,9 +58,8 @@ def compiled_plan(plan: Plan, read: Callable[[], ir.Module]) -> Checked:
 class _Compiles:
     """Compiles the programs of one plan; `peaks` are the bytes of a device, by rank."""
 
-    def __init__(self, plan: Plan, compiler: Callable[[bytes], Compiled]) -> None:
-        self.plan, self.compile = plan, compiler
-        self.cluster = parse_cluster("\n".join(plan.cluster))
+    def __init__(self, plan: Plan, cluster: Cluster, compiler: Callable[[bytes], Compiled]) -> None:
+        self.plan, self.cluster, self.compile = plan, cluster, compiler
         self.peaks: list[int] = []
         self.compiler = ""
 
@@ -75,20 +74,18 @@ class _Compiles:
         plan = self.plan
         now, op_rules = boundary(module, is_annotated=False), plan.options.get("op-rules", "")
         annotate(module, plan, plan.source.function, op_rules, now, None)
-        codes = {form: program_of(module, form) for form in (LOCALIZED, ANNOTATED)}
         chosen = plan.sharding.form if plan.compared and plan.sharding else LOCALIZED
-        run = chosen if codes[chosen] is not None else ANNOTATED
+        run, _ = first_form(module, (chosen, ANNOTATED))
         predicted = plan.predicted
-        for form, code in codes.items():
-            if code is None:
+        for form in (LOCALIZED, ANNOTATED):
+            if (code := program_of(module, form)) is None:
                 continue
-            compiled, step_s = self.one(code)
-            kept = predicted.kept_bytes[0]
+            compiled, step_s = self.one(as_run(code))
             if form == run:
-                self.peaks.append(compiled.peak_bytes + kept)
+                self.peaks.append(compiled.peak_bytes)
             figures = f"{format_seconds(predicted.step_s)}, {format_bytes(predicted.peak_bytes[0])}"
             mark = f"{form}, which is run" if form == run else form
-            yield mark, format_seconds(step_s), format_bytes(compiled.peak_bytes + kept), figures
+            yield mark, format_seconds(step_s), format_bytes(compiled.peak_bytes), figures
 
     def staged(self, execution: Execution) -> Iterator[tuple[str, ...]]:
         """Yields a row for each program of a plan in stages, and one for each rank: its peak with their temporaries."""

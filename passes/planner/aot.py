@@ -48,7 +48,7 @@ MOST_COMPILES: Final = 10
 SEARCHED: Final = "searched"
 """The name of the search's own plan among candidates."""
 
-_CLOSER: Final = 0.97
+CLOSER: Final = 0.97
 """Times the budget that the next search has at most, where a compiled plan does not fit."""
 
 _EXPERTS_COMPILES: Final = 2
@@ -159,7 +159,7 @@ class Comparer:
             self.compare(first)
         fit = [one for one in self.candidates if one.peak_bytes <= self.budget_bytes]
         if not self.candidates:
-            localized_copy(first.module)  # raises why there is no form of the program that may be taken
+            first_form(first.module, self.forms)  # raises why there is none
         if not fit:
             raise self.none_fits()
         return Judged(first.plan, int(self.budget_bytes), fastest(fit), tuple(self.candidates))
@@ -167,10 +167,7 @@ class Comparer:
     def uncompiled(self, missing: str) -> Judged:
         """Returns the plan as the search alone makes it. Raises what the search raises."""
         found = self.search({}, None)
-        forms = {form: code for form in self.forms if (code := program_of(found.module, form)) is not None}
-        if not forms:
-            localized_copy(found.module)  # raises why there is no such form
-        form, code = next(iter(forms.items()))
+        form, code = first_form(found.module, self.forms)
         best = Candidate(SEARCHED, form, found, code, None, None, missing)
         return Judged(found.plan, int(self.budget_bytes), best, (), missing)
 
@@ -233,7 +230,7 @@ class Comparer:
             if candidate.peak_bytes <= self.budget_bytes:
                 return candidate
             predicted = found.plan.predicted.peak_bytes[0]
-            budget = min(budget * _CLOSER, predicted * self.budget_bytes / candidate.peak_bytes)
+            budget = min(budget * CLOSER, predicted * self.budget_bytes / candidate.peak_bytes)
             found = None
         return None
 
@@ -255,7 +252,7 @@ class Comparer:
         self.on_compile(f"{name}, {form}")
         compiled, step, why = None, None, ""
         try:
-            compiled = self.compile(_as_run(code))
+            compiled = self.compile(as_run(code))
             step = compiled_step(compiled.hlo, self.cluster, TARGETS[self.cluster.device.platform])
         except RhinoError as error:
             why = error.what
@@ -340,7 +337,15 @@ def program_of(module: ir.Module, form: str) -> bytes | None:
         return None
 
 
-def _as_run(code: bytes) -> bytes:
+def first_form(module: ir.Module, forms: Sequence[str] = (LOCALIZED, ANNOTATED)) -> tuple[str, bytes]:
+    """Returns the first of some forms that a planned module has, and that program. Raises why there is none."""
+    for form in forms:
+        if (code := program_of(module, form)) is not None:
+            return form, code
+    return LOCALIZED, bytecode(wrap_manual(localized_copy(module)))  # raises
+
+
+def as_run(code: bytes) -> bytes:
     """Returns a program whose results take over no buffer that its caller keeps."""
     module = ir.Module.parse(code, make_context())
     return bytecode(module) if without_kept(module, entry_function(module.operation)) else code

@@ -1,4 +1,4 @@
-"""Describe a GPU to XLA: what it is told of a card for which it compiles, from the figures in `gpus.toml`."""
+"""Describe the card for which XLA compiles, from the figures in `gpus.toml`."""
 
 from __future__ import annotations
 

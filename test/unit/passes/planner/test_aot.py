@@ -5,6 +5,7 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import pytest
+from momentum_step import step
 
 import rhino
 from rhino.ir.cluster.cluster import load_cluster
@@ -20,18 +21,6 @@ from rhino.runtime.aot.compile import compiler_of
 
 CLUSTER = load_cluster("cpu8")
 EXPERTS = ("dp", "zero-1", "zero-3", "tp")
-
-
-def step(state, x):
-    def loss(params):
-        h = x
-        for w in params:
-            h = jnp.tanh(h @ w)
-        return (h**2).mean()
-
-    value, grads = jax.value_and_grad(loss)(state["params"])
-    moments = jax.tree.map(lambda m, g: 0.9 * m + g, state["moments"], grads)
-    return {"params": jax.tree.map(lambda p, m: p - 0.1 * m, state["params"], moments), "moments": moments}, value
 
 
 def shapes_of(batch=64, size=128):
