@@ -26,7 +26,7 @@ BINDS: Final = 0.005
 """Relative: by how much memory must slow a configuration down for recomputation to be looked at."""
 
 MOST: Final = 64
-"""Configurations that a strategy has evaluated at most, if nothing else is said."""
+"""Configurations that a strategy evaluates at most, by default."""
 
 REMATS: Final = (0.0, 0.5, 1.0)
 """Shares of the activation stash that may be recomputed."""

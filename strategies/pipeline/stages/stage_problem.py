@@ -1,7 +1,7 @@
 """Which pipeline stage each node belongs to, as plain data (Rhino 5.1, on stages that turn round).
 
 A stage is a device here, and every node is in a *virtual* stage (rhino.ir.plan.stages). Along every edge the virtual
-stage may only grow. Which node is forward and which backward is nowhere said: it follows from the choice.
+stage may only grow. No constraint names forward and backward nodes: they follow from the choice.
 
 A *net* is what some nodes share: a tensor with who makes and who reads it, or a parameter with its users. It costs its
 size once for each device beyond the first that has one of its nodes, however many read it there, in either direction.
