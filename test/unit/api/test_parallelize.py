@@ -481,7 +481,7 @@ def test_where_a_program_cannot_be_localized_xla_chooses_the_collectives(monkeyp
     def refuse(module: object) -> None:
         raise RhinoError("RHI-LOCAL-001", "not this one")
 
-    monkeypatch.setattr("rhino.planner.localized_copy", refuse)
+    monkeypatch.setattr("rhino.passes.planner.aot.localized_copy", refuse)
     state, batch, key = make_state(jax.random.key(0)), make_batch(jax.random.key(1)), jax.random.key(2)
     fast = rhino.parallelize(step, cluster="cpu8", mesh="2x4")
     same(fast(state, batch, key), jax.jit(step)(state, batch, key))
