@@ -28,7 +28,8 @@ from rhino.passes.planner.autotune import NOT_MADE, Made, choose_plan
 from rhino.passes.planner.evaluate import Setup
 from rhino.passes.planner.module_facts import cluster_lines
 from rhino.passes.planner.request import MEMORY, Decided, PlanRequest
-from rhino.passes.planner.staged_plan import cut_step, make_staged_plan, source_of_staged
+from rhino.passes.planner.staged_fitting import Attempt, fit_in_stages
+from rhino.passes.planner.staged_plan import cut_step, make_staged_plan, prove_fit, source_of_staged
 from rhino.passes.planner.unstaged_plan import ANNOTATED, annotate, search
 from rhino.passes.sharding.planning_pass import OTHERS_NEED_LESS
 from rhino.plan_options import PlanOptions
@@ -188,12 +189,20 @@ def _of_traced(traced: Traced, module: ir.Module, plan: Plan, code: bytes) -> Pl
 
 def _staged(traced: Traced, request: PlanRequest, module: ir.Module, aot: str) -> Planned:
     """Returns the plan of `module` in the stages and micro-batches of the request, compiled if that is asked."""
-    nonnegative, options = sorted(nonnegative_arguments(module)), request.staged_options()
-    source = cut_step(module, traced.name, options, Remarks(traced.name), key_words(traced))
-    plan = make_staged_plan(module, source, request.cluster, request.budget_bytes, options, nonnegative).plan
-    arguments, results = with_kinds(traced, (plan.arguments, plan.results))
-    plan = replace(plan, versions={"jax": jax_version}, arguments=arguments, results=results)
-    found = _with_kept(plan, _kept_bytes(traced, plan), request.budget_bytes)
+    nonnegative, budget = sorted(nonnegative_arguments(module)), request.budget_bytes
+
+    def make(more: dict[str, str]) -> Attempt[Plan]:
+        step, remarks = read_traced(traced, make_context()), Remarks(traced.name)
+        options = {**request.staged_options(), **more}
+        source = cut_step(step, traced.name, options, remarks, key_words(traced))
+        plan = make_staged_plan(step, source, request.cluster, budget, options, nonnegative).plan
+        arguments, results = with_kinds(traced, (plan.arguments, plan.results))
+        plan = replace(plan, versions={"jax": jax_version}, arguments=arguments, results=results)
+        return Attempt(plan, _counted(plan, _kept_bytes(traced, plan), budget), remarks)
+
+    plan = fit_in_stages(make, budget).made
+    prove_fit(plan)
+    found = _with_kept(plan, _kept_bytes(traced, plan), budget)
     if aot:
         compiler = compiler_of(load_cluster(request.cluster), plan.mesh)
         if isinstance(compiler, str):

@@ -24,7 +24,6 @@ from rhino.ir.mlir.locations import place_of
 from rhino.ir.mlir.manual import bytecode
 from rhino.ir.mlir.reader import read_module
 from rhino.ir.plan.files import save_plan
-from rhino.ir.program.staged_module import is_staged
 from rhino.passes.base import Remarks, read_options
 from rhino.passes.planner.unstaged_plan import search
 from rhino.passes.registry import Item
@@ -35,13 +34,14 @@ from rhino.passes.textual_pipelines import build_pass_manager
 from rhino.tools.ending import exit_code_of, leave
 from rhino.tools.expected import Diagnostic, compare, diagnostics_of, read_expectations
 from rhino.tools.files import check_writable, read_input, shown, write_output
-from rhino.tools.opt_options import given_options, list_text, parse_command_line, steps
+from rhino.tools.opt_options import given_options, list_text, parse_command_line, steps, with_added
 from rhino.tools.opt_report import collectives_text, statistics_text, summary_text
 from rhino.tools.streams import binary_output, standard_streams
 
 if TYPE_CHECKING:
     from rhino.ir.plan.plan import Plan
     from rhino.passes.planner.autotune_report import Report
+    from rhino.passes.planner.staged_plan import StagedPlan
     from rhino.tools.opt_plan import Planner
 
 _STDOUT: Final = frozenset({"/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"})
@@ -198,10 +198,10 @@ class _Run:
                 module = self.compared(data, result.remarks)
             elif self.options.makes_file:
                 save_plan(self.one_program(module, self.options, result.remarks), Path(self.options.plan))
+            elif self.options.is_decided and planner:
+                module = self.decided(module, planner, result)
             else:
                 self.run_passes(module, self.items, result.remarks)
-                if planner and (self.options.makes_plan or is_staged(module.operation)):
-                    self.write_plan(module, planner)
         if self.options.plan and self.options.output == "-":
             return b""
         if not self.options.emit_bytecode:
@@ -213,12 +213,32 @@ class _Run:
 
         return Planner(module, self.file, self.stderr)
 
-    def write_plan(self, module: ir.Module, planner: Planner) -> None:
+    def decided(self, module: ir.Module, planner: Planner, result: _Outcome) -> ir.Module:
+        """Returns the module of a plan of which nothing was open, whose folder is written if one was asked for."""
         from rhino.tools.opt_plan import write_staged_plan  # noqa: PLC0415 - as above
         from rhino.tools.opt_search import asked  # noqa: PLC0415 - as above
 
-        request = asked(self.options.asked)
-        write_staged_plan(planner.plan(module, self.options), None, self.options, request, self.stderr)
+        staged, made, result.remarks = self.in_stages(module, planner, self.options)
+        write_staged_plan(made, None, self.options, asked(self.options.asked), self.stderr)
+        return staged
+
+    def in_stages(
+        self, module: ir.Module, planner: Planner, options: Namespace
+    ) -> tuple[ir.Module, StagedPlan, Remarks]:
+        """Returns what the passes make of `module`, its plan, which fits, and their remarks."""
+        from rhino.passes.planner.staged_fitting import Attempt, fit_in_stages  # noqa: PLC0415 - as above
+
+        start = bytecode(module)
+
+        def make(more: dict[str, str]) -> Attempt[tuple[ir.Module, StagedPlan]]:
+            own, remarks, line = ir.Module.parse(start, self.context), Remarks(self.file), with_added(options, more)
+            self.run_passes(own, steps(line), remarks)
+            staged = planner.plan(own, line)
+            return Attempt((own, staged), staged.plan, remarks)
+
+        found = fit_in_stages(make, planner.budget_bytes(options))
+        planner.check(found.plan, options)
+        return *found.made, found.remarks
 
     def given(self, options: Namespace) -> dict[str, str]:
         """Returns the options of the passes that shard one program, by name."""
@@ -265,8 +285,10 @@ class _Run:
                 one = self.one_program(own, options, remarks)
                 one = replace(one, source=replace(one.source, sha256=planner.source.sha256))
             else:
-                self.run_passes(own, steps(options), remarks)
-                staged = planner.plan(own, options) if options.stages else None
+                if options.stages:
+                    own, staged, remarks = self.in_stages(own, planner, options)
+                else:
+                    self.run_passes(own, steps(options), remarks)
 
             def finish(report: Report) -> None:
                 result.remarks = remarks

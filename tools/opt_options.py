@@ -210,13 +210,18 @@ def settle(options: argparse.Namespace) -> None:
     """Fills in what follows from the stages and the schedule of a plan of which nothing is open."""
     schedule = find_schedule(options.schedule or DEFAULT)
     if schedule.splits_backward:
-        options.steps = [
-            (name, f"split-backward=true {text}".strip() if name == PARALLEL else text) for name, text in options.steps
-        ]
+        options.steps = with_added(options, {"split-backward": "true"}).steps
     if options.chunks is None:
         options.ranks = num_ranks_of(schedule, options.stages)
     else:
         options.ranks = max(1, options.stages // max(1, options.chunks))
+
+
+def with_added(options: argparse.Namespace, more: Mapping[str, str]) -> argparse.Namespace:
+    """Returns a command line with more options of auto-parallel's own; one that is there already has precedence."""
+    words = " ".join(f"{name}={text}" for name, text in more.items())
+    steps = [(name, f"{words} {text}".strip() if name == PARALLEL else text) for name, text in options.steps]
+    return argparse.Namespace(**{**vars(options), "steps": steps})
 
 
 def list_text() -> str:

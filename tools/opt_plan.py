@@ -21,7 +21,7 @@ from rhino.passes.planner.autotune_report import Report
 from rhino.passes.planner.explain import micro_batches_at_a_time
 from rhino.passes.planner.module_facts import digest
 from rhino.passes.planner.request import budget_of
-from rhino.passes.planner.staged_plan import StagedPlan, make_staged_plan
+from rhino.passes.planner.staged_plan import StagedPlan, make_staged_plan, prove_fit
 from rhino.passes.registry import PARALLEL
 from rhino.passes.sharding.planning_pass import DEFAULT_CLUSTER
 from rhino.runtime.aot.compile import compiler_of
@@ -46,17 +46,20 @@ class Planner:
         if not is_staged(staged.operation):
             what = "--plan is given, and the module is no step in stages"
             raise RhinoError("RHI-CLI-001", what, Place(self.file), fix="add --auto-parallel")
-        cluster = options.cluster or DEFAULT_CLUSTER
-        budget = budget_of(cluster, options.budget)
         own = [text for name, text in options.steps if name == PARALLEL]
         given = {**given_options(options), **read_options(PARALLEL, own[0])} if own else {}
-        made = make_staged_plan(staged, self.source, cluster, budget, given, self.nonnegative)
-        if options.aot:
-            self.check_compiled(made.plan)
-        return made
+        budget, cluster = self.budget_bytes(options), options.cluster or DEFAULT_CLUSTER
+        return make_staged_plan(staged, self.source, cluster, budget, given, self.nonnegative)
 
-    def check_compiled(self, plan: Plan) -> None:
-        """Raises RHI-STEP-008 where a rank takes more than the budget once its programs are compiled."""
+    def budget_bytes(self, options: Namespace) -> int:
+        """Returns what a plan may take of a device."""
+        return budget_of(options.cluster or DEFAULT_CLUSTER, options.budget)
+
+    def check(self, plan: Plan, options: Namespace) -> None:
+        """Raises RHI-STEP-008 where a rank takes more than the budget, by its prediction or, if asked, compiled."""
+        prove_fit(plan)
+        if not options.aot:
+            return
         compiler = compiler_of(parse_cluster("\n".join(plan.cluster)), plan.mesh)
         if isinstance(compiler, str):
             print(f"rhino-opt: the plan is as predicted, not compiled: {compiler}", file=self.stderr)

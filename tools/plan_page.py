@@ -10,6 +10,7 @@ from rhino.ir.plan.instructions import Run, Step, Transfer
 from rhino.ir.plan.plan import Cost, Execution, Plan, Sharding, Tensor, dims_text
 from rhino.ir.plan.step_memory import live_slots, local_bytes, memory_over_time
 from rhino.ir.units import PEAK, format_bytes, format_seconds
+from rhino.passes.planner.module_facts import ROW_LIMITS
 from rhino.passes.planner.plan_rows import (
     alike,
     collectives_by_task,
@@ -101,7 +102,8 @@ def _parts(plan: Plan, simulation: Simulation | None) -> Iterator[PagePart]:
 
 
 def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
-    yield "asked", "; ".join(f"{key}: {value}" for key, value in {**plan.options, **plan.request.words()}.items())
+    words = {**plan.options, **plan.request.words()}
+    yield "asked", "; ".join(f"{key}: {value}" for key, value in words.items() if key not in ROW_LIMITS)
     ops = f"{sum(plan.source.ops.values())} ops, " if plan.source.ops else ""
     form = f", {plan.sharding.form} form" if plan.sharding else ""
     yield "program", f"{plan.source.function}, {ops}sha256 {plan.source.sha256}{form}"

@@ -106,6 +106,7 @@ class PipelineStages(Pass):
     budget: str = opt(
         "", "bytes per device that parameters, sums and saved activations may take, as 16GiB; empty sets no limit"
     )
+    stage_rows: str = opt("", "bytes per device that stages may be estimated to hold, in place of the budget")
 
     def run(self, module: ir.Operation, remarks: Remarks) -> None:
         """Annotates `module` in place."""
@@ -156,7 +157,8 @@ class PipelineStages(Pass):
         }
         pins = {**self._marked(program, parts), **pins}
         _check_range(program, pins, parts.apply, self.stages)
-        budget = float(parse_size(self.budget)) if self.budget else None
+        limit = self.budget and (self.stage_rows or self.budget)
+        budget = float(parse_size(limit)) if limit else None
         if self.stages == 1:
             budget = None  # nothing to choose: the proof of the plan decides whether it fits, more exactly than rows
         staging = make_staging(

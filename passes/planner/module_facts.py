@@ -122,6 +122,10 @@ def digest(module: ir.Module) -> str:
     return digest_of(text.encode())
 
 
+ROW_LIMITS: Final = ("rows", "stage-rows")
+"""Options that a plan in stages keeps of how it was found, and that nobody asked for."""
+
+
 def given_options(options: Mapping[str, str]) -> dict[str, str]:
     """Returns the options of passes that a plan keeps.
 

@@ -111,14 +111,14 @@ def make_staged_plan(
     options: Mapping[str, str],
     nonnegative: Sequence[int] = (),
 ) -> StagedPlan:
-    """Returns the plan of a module in stages for the devices of `cluster`, proven to run and to fit.
+    """Returns the plan of a module in stages for the devices of `cluster`, proven to run.
 
     `options` are those that the module was made with, and its `schedule`. Of `nonnegative` arguments, by number, no
     element is negative. A rank has as many stages as `ranks` leave to it; without them, as many as the
     schedule wants.
 
     Raises:
-        RhinoError: RHI-STEP-008 where a device has less memory than the step needs, and those of this module.
+        RhinoError: those of this module.
     """
     step = read_staged(staged.operation)
     schedule = find_schedule(options.get("schedule") or DEFAULT)
@@ -161,9 +161,17 @@ def make_staged_plan(
         results=results,
         execution=execution,
     )
-    limits = Limits(budget_bytes, temp_bytes, tuple(one.path for one in arguments))
-    verify(instructions, len(arguments), len(results), limits)
+    verify(instructions, len(arguments), len(results))
     return StagedPlan(plan, execution, simulation)
+
+
+def prove_fit(plan: Plan) -> None:
+    """Raises RHI-STEP-008 where a device has less memory than the instructions of a plan need."""
+    execution = plan.execution
+    assert execution is not None, "a plan in stages has instructions"
+    names = tuple(one.path for one in plan.arguments)
+    limits = Limits(plan.predicted.budget_bytes, execution.temp_bytes, names)
+    verify(execution.step, len(plan.arguments), len(plan.results), limits)
 
 
 def _chosen_alone(options: Mapping[str, str]) -> tuple[Item, ...]:

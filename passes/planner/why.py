@@ -11,7 +11,6 @@ Errors    RHI-PLAN-004 the plan is of another program; RHI-PIN-002 a name speaks
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -177,7 +176,7 @@ def _staged_again(module: ir.Module, plan: Plan, pin: str) -> Plan:
     with _cluster_file(plan.cluster) as cluster:
         options = {**cut_options(plan, cluster), "pin": _pins_of(plan.options, (pin,))}
         cut_step(module, plan.source.function, options, Remarks(plan.source.function), _unsplit(plan))
-        made = make_staged_plan(module, plan.source, cluster, sys.maxsize, options)  # too much is shown, not refused
+        made = make_staged_plan(module, plan.source, cluster, plan.predicted.budget_bytes, options)
     return _named_as(plan, made.plan)
 
 

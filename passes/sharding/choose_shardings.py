@@ -86,6 +86,9 @@ class ChooseShardings(PlanningPass):
         1,
         "pipeline ranks that the step is for: it has the memory of so many meshes, and keeps more micro-batches alive",
     )
+    rows: str = opt(
+        "", "for several ranks: bytes per device that the search may count, in place of the budget, by estimate"
+    )
     level: int = opt(3, "2 = accept a 0.1 % optimality gap where memory binds, 3 = 0.01 %, with more steps to reach it")
 
     def run(self, module: ir.Operation, remarks: Remarks) -> None:
@@ -139,13 +142,13 @@ class ChooseShardings(PlanningPass):
         if self.ranks == 1:
             outcome = find_fitting(search, budget, first, peak_of(choice), lambda: choice.with_memory().problem)
         else:  # several micro-batches are in flight, which rows count
-            outcome = search.run(budget, first)
+            outcome = search.run(self.ranks * parse_size(self.rows) if self.rows else budget, first)
         clock.lap("solve")
         if isinstance(outcome, Answer):
             return ShardingChoice(
                 target, program, choice, make_plan(choice, outcome.states), outcome, budget, search.solver
             )
-        return does_not_fit(choice.with_memory(), program, budget, outcome)
+        return does_not_fit(choice.with_memory(), program, budget, outcome, self.ranks)
 
 
 @dataclass(frozen=True, eq=False)
@@ -289,11 +292,14 @@ def _remark(
         remarks.add(name, place, what)
 
 
-def does_not_fit(choice: Choice, program: Program, budget: float, outcome: Infeasible | Unsolved) -> RhinoError:
-    """Returns the error for a budget that cannot be met, or was not met.
+def does_not_fit(
+    choice: Choice, program: Program, budget: float, outcome: Infeasible | Unsolved, ranks: int = 1
+) -> RhinoError:
+    """Returns the error for a budget of so many ranks together that cannot be met, or was not met.
 
     It lists the largest tensors, each at the least size that it can have.
     """
+    budget, outcome = budget / ranks, _of_one_rank(outcome, ranks)
     worst, floor, culprits = _least_sizes(choice)
     provenance = [provenance_of_value(program, value) for _, _, value in culprits]
     notes = [
@@ -301,16 +307,24 @@ def does_not_fit(choice: Choice, program: Program, budget: float, outcome: Infea
         for (size, beside, value), words in zip(culprits, provenance, strict=True)
     ]
     fix = to_fit("the constraints on these tensors" if any(provenance) else "")
+    together = f" on {ranks} ranks together" if ranks > 1 else ""
     notes.append(
-        f"at time {worst} of {choice.problem.num_times} the least sizes of all tensors alive add up to "
+        f"at time {worst} of {choice.problem.num_times} the least sizes of all tensors alive{together} add up to "
         f"{format_bytes(floor)}"
     )
+    floor /= ranks
     if isinstance(outcome, Infeasible):
         what = f"no choice of shardings {fits_text(budget)}; {_needed(outcome, budget, floor)}"
         return RhinoError("RHI-SOLVE-001", what, Place(program.file), tuple(notes), fix)
     found = f"; the smallest found needs {format_bytes(outcome.peak_bytes)}" if outcome.peak_bytes is not None else ""
     what = f"no choice of shardings that {fits_text(budget)} was found within the steps of the search{found}"
     return RhinoError("RHI-SOLVE-002", what, Place(program.file), tuple(notes), fix)
+
+
+def _of_one_rank(outcome: Infeasible | Unsolved, ranks: int) -> Infeasible | Unsolved:
+    """Returns what the search for several ranks came to with the memory of one, in the mean."""
+    peak = None if outcome.peak_bytes is None else outcome.peak_bytes / ranks
+    return replace(outcome, peak_bytes=peak)
 
 
 def _needed(outcome: Infeasible, budget: float, floor: float) -> str:

@@ -112,10 +112,8 @@ def fit(search: Search, budget_bytes: float | None, free: Outcome, peak_of: Peak
     if budget_bytes is None or best.peak_bytes <= budget_bytes:
         return best
     share = best.peak_bytes / free.peak_bytes
-    first = budget_bytes / share
-    fitting = _Fitting(
-        search, budget_bytes, free, programs, _Limits(free.peak_bytes, first * _WIDER, next=first), share, cutoff_s
-    )
+    limits = RowLimits.below(free.peak_bytes, best.peak_bytes, budget_bytes)
+    fitting = _Fitting(search, budget_bytes, free, programs, limits, share, cutoff_s)
     fitting.bounds.append((inf, free.bound))
     while fitting.goes_on():
         pass
@@ -137,7 +135,7 @@ class _Fitting:
     budget: float
     free: Answer
     programs: Programs
-    limits: _Limits
+    limits: RowLimits
     share: float
     cutoff_s: float
     answer: Answer | None = None
@@ -286,7 +284,7 @@ class _Fitting:
 
 
 @dataclass(eq=False)
-class _Limits:
+class RowLimits:
     """Which limit of rows is known to be too high, which too low, and which is the next to be tried, in bytes.
 
     Where nothing stays within one, none above `widest` is tried.
@@ -299,6 +297,12 @@ class _Limits:
     power: int = 1
     least: float = 0.0
     """Nothing stays within less."""
+
+    @classmethod
+    def below(cls, rows_bytes: float, peak_bytes: float, budget_bytes: float) -> RowLimits:
+        """Returns the limits below the rows of the best choice of all, whose peak is over the budget."""
+        first = budget_bytes * rows_bytes / peak_bytes
+        return cls(rows_bytes, first * _WIDER, next=first)
 
     def lower(self, limit: float, excess: float) -> None:
         """Notes that `limit` is too high.
@@ -328,6 +332,7 @@ class _Limits:
 
     @property
     def middle(self) -> float:
+        """The middle of what is too low and what is too high."""
         return sqrt(self.too_low * self.too_high)
 
     def are_close(self, apart: float) -> bool:

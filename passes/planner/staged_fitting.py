@@ -1,0 +1,146 @@
+"""The plan in stages that fits the memory of its devices.
+
+The search of shardings counts memory by rows, for all ranks together, and what each device of a rank holds is known for
+the list of instructions alone. So the step is planned without a limit of rows first. Where that plan does not fit, rows
+get a limit, which is corrected by how far plans are from the budget (`rhino.strategies.sharding.memory_fitting`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import sqrt
+from typing import Final, Generic, TypeVar
+
+from rhino.ir.diagnostics import ExitCode, RhinoError
+from rhino.ir.plan.plan import Plan
+from rhino.passes.base import Remarks
+from rhino.passes.planner.module_facts import ROW_LIMITS
+from rhino.passes.sharding.choose_shardings import ShardingChoice
+from rhino.strategies.sharding.memory_fitting import RowLimits
+
+T = TypeVar("T")
+
+_ROWS, _STAGE_ROWS = ROW_LIMITS
+
+_UNLIMITED: Final = sys.maxsize
+
+_TRIES: Final = 8
+"""How many limits of rows are tried."""
+
+_NO_SHARDINGS: Final = ("RHI-SOLVE-001", "RHI-SOLVE-002")
+"""Errors of a limit that no shardings stay within; others are of stages, which smaller shardings may help."""
+
+_NO_CUT: Final = 1.05
+"""By this factor the limit is lowered where no cut in stages fits."""
+
+_MOST: Final = 2
+"""No plan fits whose rows count this many budgets."""
+
+_FULL: Final = 0.9
+"""A plan that takes this share of the budget leaves little to gain."""
+
+_CLOSE: Final = 1.005
+"""Between limits that are so close no other is tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt(Generic[T]):
+    """A plan in stages as `made`, its `plan` with all that a device holds counted, and the remarks of its passes."""
+
+    made: T
+    plan: Plan
+    remarks: Remarks
+
+    @property
+    def peak_bytes(self) -> float:
+        """The largest peak of a device."""
+        return float(self.plan.predicted.largest_peak_bytes)
+
+    @property
+    def rows_bytes(self) -> float | None:
+        """What rows count for a device of a rank, in the mean; None where no sharding was chosen."""
+        choice = self.remarks.find(ShardingChoice)
+        return None if choice is None else choice.answer.peak_bytes / self.plan.num_ranks
+
+
+def fit_in_stages(make: Callable[[dict[str, str]], Attempt[T]], budget_bytes: int) -> Attempt[T]:
+    """Returns the fastest attempt that fits, or the smallest where none does: the caller refuses that.
+
+    `make` takes what is added to the options of `auto-parallel`.
+
+    Raises:
+        RhinoError: the first that `make` raised, where nothing else came of it.
+    """
+    attempts = _Attempts(make, budget_bytes)
+    free = attempts.within(_UNLIMITED)
+    if free and (attempts.fits(free) or free.rows_bytes is None):
+        return free
+    limits = (
+        RowLimits.below(free.rows_bytes, free.peak_bytes, budget_bytes)
+        if free and free.rows_bytes
+        else RowLimits(too_high=_MOST * budget_bytes, widest=_MOST * budget_bytes, next=budget_bytes)
+    )
+    for _ in range(_TRIES):
+        limit = limits.next
+        one = attempts.within(limit)
+        if one is None and attempts.refused[-1].id in _NO_SHARDINGS:
+            limits.bar(limit)
+        elif one is None:
+            limits.lower(limit, _NO_CUT)
+        elif not attempts.fits(one):
+            limits.lower(min(limit, one.rows_bytes or limit), one.peak_bytes / budget_bytes)
+        elif one.peak_bytes >= _FULL * budget_bytes:
+            break
+        else:
+            limits.lift(limit, limit * sqrt(budget_bytes / one.peak_bytes))
+        if limits.are_close(_CLOSE):
+            break
+    return attempts.best()
+
+
+@dataclass(frozen=True, eq=False)
+class _Attempts(Generic[T]):
+    """What was tried: what `found` came to, and what was `refused` because it does not fit."""
+
+    make: Callable[[dict[str, str]], Attempt[T]]
+    budget_bytes: int
+    found: list[Attempt[T]] = field(default_factory=list)
+    refused: list[RhinoError] = field(default_factory=list)
+
+    def within(self, limit: float) -> Attempt[T] | None:
+        """Returns an attempt within a limit of rows, None where there is none.
+
+        The stages are cut within the budget. What they hold is an estimate too, so where that comes to nothing they are
+        cut for their work alone.
+        """
+        cut = self.tried({_ROWS: str(int(limit))})
+        if (cut and self.fits(cut)) or (cut is None and self.refused[-1].id in _NO_SHARDINGS):
+            return cut
+        balanced = self.tried({_ROWS: str(int(limit)), _STAGE_ROWS: str(_UNLIMITED)})
+        return min([one for one in (cut, balanced) if one], key=_peak, default=None)
+
+    def tried(self, more: dict[str, str]) -> Attempt[T] | None:
+        try:
+            self.found.append(self.make(more))
+        except RhinoError as error:
+            if error.exit_code != ExitCode.DOES_NOT_FIT:
+                raise
+            self.refused.append(error)
+            return None
+        return self.found[-1]
+
+    def fits(self, one: Attempt[T]) -> bool:
+        return one.peak_bytes <= self.budget_bytes
+
+    def best(self) -> Attempt[T]:
+        """Returns the fastest that fits, else the smallest. Raises the first refusal where nothing was found."""
+        if not self.found:
+            raise self.refused[0]
+        fast = [one for one in self.found if self.fits(one)]
+        return min(fast, key=lambda one: one.plan.predicted.step_s) if fast else min(self.found, key=_peak)
+
+
+def _peak(attempt: Attempt[T]) -> float:
+    return attempt.peak_bytes
