@@ -28,7 +28,7 @@ from rhino.passes.frontend.normalize import Normalize
 from rhino.passes.registry import Item
 from rhino.passes.sharding.choose_shardings import ChooseShardings, PhaseTimes, ShardingChoice
 from rhino.passes.textual_pipelines import build_pass_manager, parse_pipeline
-from rhino.passes.unsharded import whole_program
+from rhino.passes.unsharded import unsharded_program
 from rhino.strategies.structure.cones import cones_of
 from rhino.strategies.structure.critical_path import critical_path
 from rhino.strategies.structure.dependences import flow_of
@@ -231,7 +231,7 @@ def structures(options: Options) -> Iterator[Record]:
 
 def _graph(step: bytes) -> Graph:
     module, _ = sharded(step, "step.mlirbc", "rhino-normalize")
-    with module.context, ir.Location.unknown(), whole_program(module.operation, Remarks()) as program:
+    with module.context, ir.Location.unknown(), unsharded_program(module.operation, Remarks()) as program:
         return program.graph
 
 

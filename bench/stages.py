@@ -40,7 +40,7 @@ from rhino.passes.base import Remarks
 from rhino.passes.pipeline.sharded_step import sharded_figures
 from rhino.passes.registry import build_named
 from rhino.passes.textual_pipelines import build_pass_manager
-from rhino.passes.unsharded import whole_program
+from rhino.passes.unsharded import unsharded_program
 from rhino.strategies.pipeline.stages.cut import CONTENT, StageAnswer, solve_stages
 from rhino.strategies.pipeline.stages.line import cut, equal_cut, lines_of, stretches
 from rhino.strategies.pipeline.stages.stage_graph import Staging, make_staging
@@ -70,7 +70,7 @@ def read_parts(arguments: Sequence[str], micro_batches: int) -> tuple[Graph, Tra
     steps = build_named("micro-batch", {"num": str(micro_batches)})
     assert steps is not None
     build_pass_manager(steps, module.context).run(module.operation)
-    with module.context, ir.Location.unknown(), whole_program(module.operation, Remarks()) as program:
+    with module.context, ir.Location.unknown(), unsharded_program(module.operation, Remarks()) as program:
         seconds = sharded_figures(program, module.operation, load_cluster(CLUSTER)).seconds
         return program.graph, parts_of(program.graph, accumulation_loop(program), seconds)
 

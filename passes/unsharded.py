@@ -13,11 +13,11 @@ from rhino.ir.program.program import Program, read_program
 from rhino.passes.base import Remarks
 from rhino.passes.with_rules import with_rules
 
-WHOLE_ERRORS = ("RHI-READ-005", "RHI-SHARD-001")
+UNSHARDED_ERRORS = ("RHI-READ-005", "RHI-SHARD-001")
 
 
 @contextmanager
-def whole_program(module: ir.Operation, remarks: Remarks) -> Iterator[Program]:
+def unsharded_program(module: ir.Operation, remarks: Remarks) -> Iterator[Program]:
     """Gives the program of `module`, whose ops have rules for that time; its shardings speak of the module's own mesh.
 
     Raises:

@@ -16,7 +16,7 @@ from typing import ClassVar
 from rhino.ir.graph.graph import WHILE, YIELD
 from rhino.ir.mlir.bindings import ir
 from rhino.passes.base import Pass, Remarks
-from rhino.passes.unsharded import WHOLE_ERRORS, whole_program
+from rhino.passes.unsharded import UNSHARDED_ERRORS, unsharded_program
 
 WORK = "rhino.work"
 
@@ -26,11 +26,11 @@ class AnnotateWork(Pass):
     """Write on every op its work: floating-point operations, and bytes of its tensors."""
 
     name: ClassVar[str] = "rhino-annotate-work"
-    errors: ClassVar[tuple[str, ...]] = WHOLE_ERRORS
+    errors: ClassVar[tuple[str, ...]] = UNSHARDED_ERRORS
 
     def run(self, module: ir.Operation, remarks: Remarks) -> None:
         """Annotates `module` in place."""
-        with whole_program(module, remarks) as program:
+        with unsharded_program(module, remarks) as program:
             written: dict[tuple[int, int], ir.Attribute] = {}
             for number, op in enumerate(program.ops):
                 cls = program.graph.cls(number)

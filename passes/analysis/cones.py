@@ -15,7 +15,7 @@ from typing import ClassVar, Final
 from rhino.ir.diagnostics import Place
 from rhino.ir.mlir.bindings import ir
 from rhino.passes.base import Pass, Remarks
-from rhino.passes.unsharded import WHOLE_ERRORS, whole_program
+from rhino.passes.unsharded import UNSHARDED_ERRORS, unsharded_program
 from rhino.strategies.structure.cones import cones_of
 from rhino.strategies.structure.dependences import flow_of
 
@@ -28,11 +28,11 @@ class AnnotateCones(Pass):
     """Write on every op the number of its cone, and mark the cones' roots."""
 
     name: ClassVar[str] = "rhino-cones"
-    errors: ClassVar[tuple[str, ...]] = WHOLE_ERRORS
+    errors: ClassVar[tuple[str, ...]] = UNSHARDED_ERRORS
 
     def run(self, module: ir.Operation, remarks: Remarks) -> None:
         """Annotates `module` in place."""
-        with whole_program(module, remarks) as program:
+        with unsharded_program(module, remarks) as program:
             cones = cones_of(program.graph, flow_of(program.graph))
             i64 = ir.IntegerType.get_signless(64)
             for op, cone in zip(program.ops, cones.number.tolist(), strict=True):

@@ -17,7 +17,7 @@ from typing import ClassVar, Final
 from rhino.ir.diagnostics import Place
 from rhino.ir.mlir.bindings import ir
 from rhino.passes.base import Pass, Remarks, opt
-from rhino.passes.unsharded import WHOLE_ERRORS, whole_program
+from rhino.passes.unsharded import UNSHARDED_ERRORS, unsharded_program
 from rhino.strategies.structure.critical_path import critical_path
 from rhino.strategies.structure.dependences import flow_of
 
@@ -31,13 +31,13 @@ class AnnotateCriticalPath(Pass):
     """Write on every op its earliest and latest time, and mark the critical nodes."""
 
     name: ClassVar[str] = "rhino-critical-path"
-    errors: ClassVar[tuple[str, ...]] = WHOLE_ERRORS
+    errors: ClassVar[tuple[str, ...]] = UNSHARDED_ERRORS
 
     only_products: bool = opt(False, "true = only products take time, as for segments; false = every op takes one unit")
 
     def run(self, module: ir.Operation, remarks: Remarks) -> None:
         """Annotates `module` in place."""
-        with whole_program(module, remarks) as program:
+        with unsharded_program(module, remarks) as program:
             flow = flow_of(program.graph)
             path = critical_path(program.graph, flow, self.only_products)
             i64 = ir.IntegerType.get_signless(64)

@@ -19,7 +19,7 @@ import numpy as np
 from rhino.ir.diagnostics import Place
 from rhino.ir.mlir.bindings import ir
 from rhino.passes.base import Pass, Remarks
-from rhino.passes.unsharded import WHOLE_ERRORS, whole_program
+from rhino.passes.unsharded import UNSHARDED_ERRORS, unsharded_program
 from rhino.strategies.structure.segments import Segments, segments_of
 
 SEGMENT: Final = "rhino.segment"
@@ -31,11 +31,11 @@ class AnnotateSegments(Pass):
     """Write on every op the number of its segment, and of the class of segments that are alike."""
 
     name: ClassVar[str] = "rhino-segments"
-    errors: ClassVar[tuple[str, ...]] = WHOLE_ERRORS
+    errors: ClassVar[tuple[str, ...]] = UNSHARDED_ERRORS
 
     def run(self, module: ir.Operation, remarks: Remarks) -> None:
         """Annotates `module` in place."""
-        with whole_program(module, remarks) as program:
+        with unsharded_program(module, remarks) as program:
             segments = segments_of(program.graph)
             i64 = ir.IntegerType.get_signless(64)
             fold = segments.fold.tolist()

@@ -27,7 +27,7 @@ from rhino.ir.program.folded_layers import FOLDED, GROUP, mark_attribute
 from rhino.ir.program.program import Program
 from rhino.passes.base import Pass, Remarks, opt
 from rhino.passes.pipeline.part_numbers import drop_dead
-from rhino.passes.unsharded import WHOLE_ERRORS, whole_program
+from rhino.passes.unsharded import UNSHARDED_ERRORS, unsharded_program
 from rhino.strategies.structure.layer_folding import Shorter, shorten, stretches_of
 
 
@@ -43,7 +43,7 @@ class FoldLayers(Pass):
     """Keep one of several alike layers, which stands for them in what the step takes."""
 
     name: ClassVar[str] = "rhino-fold-layers"
-    errors: ClassVar[tuple[str, ...]] = ("RHI-PASS-001", *WHOLE_ERRORS)
+    errors: ClassVar[tuple[str, ...]] = ("RHI-PASS-001", *UNSHARDED_ERRORS)
 
     num_groups: int = opt(64, "how many layers to keep where there are at least twice as many alike ones")
 
@@ -52,7 +52,7 @@ class FoldLayers(Pass):
         if self.num_groups < 1:
             what = f"pass '{self.name}' keeps 1 layer or more, not {self.num_groups}"
             raise RhinoError("RHI-PASS-001", what, fix="num-groups=1, or more")
-        with whole_program(module, remarks) as program:
+        with unsharded_program(module, remarks) as program:
             stretches = stretches_of(program.graph, 2 * self.num_groups)
             shorter = shorten(program.graph, stretches, self.num_groups) if stretches else None
             if shorter is not None:

@@ -50,7 +50,7 @@ from rhino.passes.base import Pass, Remarks, opt
 from rhino.passes.frontend.stage_marks import BACK, FORWARD, direction_of, drop_marks
 from rhino.passes.pipeline.sharded_step import SHARDED_ERRORS, num_ranks, sharded_figures
 from rhino.passes.sharding.planning_pass import DEFAULT_CLUSTER
-from rhino.passes.unsharded import WHOLE_ERRORS, whole_program
+from rhino.passes.unsharded import UNSHARDED_ERRORS, unsharded_program
 from rhino.strategies.choice.sharding_plan_costs import local_bytes, runs_alone
 from rhino.strategies.pipeline.activation_stash import Handing
 from rhino.strategies.pipeline.schedules import DEFAULT, Order, Pipeline, make_order
@@ -92,7 +92,7 @@ class PipelineStages(Pass):
         "RHI-SCHED-001",
         "RHI-CLUSTER-001",
         "RHI-CLUSTER-002",
-        *WHOLE_ERRORS,
+        *UNSHARDED_ERRORS,
         *SHARDED_ERRORS,
     )
 
@@ -119,7 +119,7 @@ class PipelineStages(Pass):
                 f"{self.stages} stages were requested on {ranks} ranks", "ask for a number that the ranks divide"
             )
         cluster = load_cluster(self.cluster)
-        with whole_program(module, remarks) as program:
+        with unsharded_program(module, remarks) as program:
             staging = self._staging(program, module, cluster)
             count = staging.problem.num_micro_batches
             order = make_order(self.schedule, Pipeline(self.stages, count, self.stages // ranks))

@@ -39,7 +39,7 @@ from rhino.passes.base import Pass, Remarks, opt
 from rhino.passes.pipeline.rematerialize_ops import write_blocks
 from rhino.passes.pipeline.sharded_step import SHARDED_ERRORS, sharded_figures
 from rhino.passes.sharding.planning_pass import DEFAULT_CLUSTER
-from rhino.passes.unsharded import WHOLE_ERRORS, whole_program
+from rhino.passes.unsharded import UNSHARDED_ERRORS, unsharded_program
 from rhino.strategies.remat.remat_graph import Stash, stash_of
 from rhino.strategies.structure.training_phases import TrainingPhases, parts_of
 
@@ -70,7 +70,7 @@ class Rematerialize(Pass):
         "RHI-STAGE-003",
         "RHI-CLUSTER-001",
         "RHI-CLUSTER-002",
-        *WHOLE_ERRORS,
+        *UNSHARDED_ERRORS,
         *SHARDED_ERRORS,
     )
 
@@ -83,7 +83,7 @@ class Rematerialize(Pass):
     def run(self, module: ir.Operation, remarks: Remarks) -> None:
         """Rewrites `module` in place."""
         cluster = load_cluster(self.cluster)
-        with whole_program(module, remarks) as program:
+        with unsharded_program(module, remarks) as program:
             self.write(program, begin(program, module, cluster), remarks)
 
     def write(self, program: Program, begun: Begun, remarks: Remarks) -> None:
@@ -155,7 +155,7 @@ class Rematerializer:
                 entry = entry_function(module)
                 again.write(Program(known.graph, entry, ops_of(entry), remarks.file), known, remarks)
                 return module
-            with whole_program(module.operation, remarks) as program:
+            with unsharded_program(module.operation, remarks) as program:
                 known = begin(program, module.operation, load_cluster(again.cluster))
                 again.write(program, known, remarks)
         self.begun[step] = known

@@ -60,7 +60,7 @@ from rhino.passes.base import Pass, Remarks, opt
 from rhino.passes.pipeline.one_stage import make_one_program
 from rhino.passes.pipeline.partial_accumulation import keep_sums_apart
 from rhino.passes.pipeline.sharded_step import sharded_plan
-from rhino.passes.unsharded import WHOLE_ERRORS, whole_program
+from rhino.passes.unsharded import UNSHARDED_ERRORS, unsharded_program
 from rhino.strategies.choice.sharding_plan_costs import local_bytes, runs_alone
 from rhino.strategies.pipeline.activation_stash import Handing
 from rhino.strategies.pipeline.stages.stage_problem import OPEN
@@ -80,7 +80,7 @@ class SplitStages(Pass):
         "RHI-SPLIT-002",
         "RHI-STAGE-003",
         "RHI-LOCAL-001",
-        *WHOLE_ERRORS,
+        *UNSHARDED_ERRORS,
     )
 
     split_backward: bool = opt(
@@ -507,7 +507,7 @@ class _Writer:
 
 def _mark_repeated(module: ir.Operation, num_stages: int, remarks: Remarks) -> None:
     """Marks the ops that the backward pass of their stage does again."""
-    with whole_program(module, remarks) as program:
+    with unsharded_program(module, remarks) as program:
         loop = accumulation_loop(program)
         plan = sharded_plan(program, module)
         found = [virtual_stage_of(op) for op in program.ops]

@@ -26,7 +26,7 @@ from rhino.passes.pipeline.sharded_step import sharded_plan
 from rhino.passes.pipeline.split_stages import SplitStages
 from rhino.passes.registry import PARALLEL, build_named
 from rhino.passes.textual_pipelines import build_pass_manager
-from rhino.passes.unsharded import whole_program
+from rhino.passes.unsharded import unsharded_program
 from rhino.strategies.choice import sharding_plan_costs as sharded
 from rhino.strategies.choice.sharding_plan import ShardingPlan
 from rhino.strategies.pipeline.activation_stash import Handing
@@ -112,7 +112,7 @@ def cut():
     build_pass_manager(before, context(), remarks).run(module.operation)
     said, kinds = [], []
     with context(), ir.Location.unknown():
-        with whole_program(module.operation, remarks) as program:
+        with unsharded_program(module.operation, remarks) as program:
             handing = handing_of(program, module.operation)
             marks = [virtual_stage_of(op) for op in program.ops]
             stage = np.array([-1 if mark is None else mark for mark in marks])

@@ -18,7 +18,7 @@ from rhino.passes.pipeline.pipeline_stages import PipelineStages, StageCut
 from rhino.passes.pipeline.sharded_step import sharded_figures
 from rhino.passes.sharding.choose_shardings import ChooseShardings, ShardingChoice
 from rhino.passes.textual_pipelines import build_pass_manager
-from rhino.passes.unsharded import whole_program
+from rhino.passes.unsharded import unsharded_program
 from rhino.strategies.choice.sharding_plan_costs import local_bytes
 from rhino.strategies.pipeline.stages.cut import solve_stages
 from rhino.strategies.pipeline.stages.stage_graph import NO_NODE, make_staging
@@ -97,7 +97,7 @@ def weights(count, width=WIDTH):
 
 def staging_of(text, link=None) -> tuple[Program, object]:
     module = module_of(text).operation
-    with context(), ir.Location.unknown(), whole_program(module, Remarks()) as program:
+    with context(), ir.Location.unknown(), unsharded_program(module, Remarks()) as program:
         seconds = sharded_figures(program, module, load_cluster("v100x8")).seconds
         parts = parts_of(program.graph, program.graph.loops[0], seconds)
         return program, make_staging(program.graph, parts, 2, MICRO_BATCHES, link=link)

@@ -21,7 +21,7 @@ from zoo import GPT, ZOO
 from rhino.ir.mlir.bindings import ir
 from rhino.passes.base import Remarks
 from rhino.passes.frontend.normalize import Normalize
-from rhino.passes.unsharded import whole_program
+from rhino.passes.unsharded import unsharded_program
 from rhino.strategies.structure.critical_path import critical_path
 from rhino.strategies.structure.dependences import flow_of
 from rhino.strategies.structure.segment_folding import fold
@@ -37,7 +37,7 @@ def program_of_text(text):
     module = kept(ir.Module.parse(text, context()))
     with module.context, ir.Location.unknown():
         Normalize().run(module.operation, Remarks())
-    return whole_program(module.operation, Remarks())
+    return unsharded_program(module.operation, Remarks())
 
 
 def step_of(model):
