@@ -628,6 +628,30 @@ _VARIANTS: Programs = {
         "{edge_padding_low = array<i64: 0, 0>, edge_padding_high = array<i64: 0, 0>, "
         "interior_padding = array<i64: 0, 1>}",
     ),
+    "pad: behind each element": (
+        [F32, SCALAR],
+        tensor((8, 32)),
+        "{edge_padding_low = array<i64: 0, 0>, edge_padding_high = array<i64: 0, 1>, "
+        "interior_padding = array<i64: 0, 1>}",
+    ),
+    "pad: around each row": (
+        [F32, SCALAR],
+        tensor((32, 16)),
+        "{edge_padding_low = array<i64: 2, 0>, edge_padding_high = array<i64: 1, 0>, "
+        "interior_padding = array<i64: 3, 0>}",
+    ),
+    "pad: between elements, and shorter": (
+        [F32, SCALAR],
+        tensor((8, 28)),
+        "{edge_padding_low = array<i64: 0, -1>, edge_padding_high = array<i64: 0, -2>, "
+        "interior_padding = array<i64: 0, 1>}",
+    ),
+    "pad: of nothing": (
+        [tensor((8, 0)), SCALAR],
+        tensor((8, 2)),
+        "{edge_padding_low = array<i64: 0, 2>, edge_padding_high = array<i64: 0, 0>, "
+        "interior_padding = array<i64: 0, 1>}",
+    ),
     "pad: that shifts": (
         [F32, SCALAR],
         F32,
@@ -638,6 +662,16 @@ _VARIANTS: Programs = {
         [F32],
         tensor((4, 16)),
         "{start_indices = array<i64: 0, 0>, limit_indices = array<i64: 8, 16>, strides = array<i64: 2, 1>}",
+    ),
+    "slice: every second, from the first": (
+        [F32],
+        tensor((8, 8)),
+        "{start_indices = array<i64: 0, 1>, limit_indices = array<i64: 8, 16>, strides = array<i64: 1, 2>}",
+    ),
+    "slice: every third of some": (
+        [F32],
+        tensor((8, 4)),
+        "{start_indices = array<i64: 0, 2>, limit_indices = array<i64: 8, 13>, strides = array<i64: 1, 3>}",
     ),
     "scatter: rows replaced": case(
         f'%0 = "stablehlo.scatter"(%a, %b, %c) ({region({"x": SCALAR, "y": SCALAR}, "", "%y", SCALAR)}) '

@@ -40,6 +40,10 @@ class Rule:
         """Returns the rule in which `factors` cannot be split either."""
         return replace(self, fixed=self.fixed | factors)
 
+    def with_free(self, factors: frozenset[int]) -> Rule:
+        """Returns the rule in which `factors` can be split."""
+        return replace(self, fixed=self.fixed - factors)
+
     def is_major(self, factor: int) -> bool:
         """Says whether splitting `factor` splits every dim that it is in: no factor of size > 1 is before it there."""
         for mapping in (*self.operands, *self.results):

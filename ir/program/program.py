@@ -392,6 +392,8 @@ def _localizable(op: ir.Operation, rule: Rule) -> Rule | None:
             return _convolution_rule(op, rule)
         case _ if op.name == PAD:
             return _pad_rule(op, rule)
+        case "stablehlo.slice":
+            return _slice_rule(op, rule)
     return rule
 
 
@@ -416,14 +418,35 @@ def _convolution_rule(op: ir.Operation, rule: Rule) -> Rule:
     return rule.with_fixed(frozenset(factor for mapping, dims in spatial for dim in dims for factor in mapping[dim]))
 
 
-def _pad_rule(op: ir.Operation, rule: Rule) -> Rule | None:
-    """Padding belongs to the global border, and moves what lies behind it (also where it adds and removes as much)."""
+def _pad_rule(op: ir.Operation, rule: Rule) -> Rule:
+    """Padding belongs to the global border, and moves what lies behind it (also where it adds and removes as much).
+
+    Where each element gets the same around it, so that a block is padded as the whole is, a dim can be split.
+    """
     low, high, interior = (list(ir.DenseI64ArrayAttr(op.attributes[f"{edge}"])) for edge in _EDGES)
-    if any(interior):
-        return None
-    return rule.with_fixed(
-        frozenset(f for dim, (a, b) in enumerate(zip(low, high, strict=True)) if a or b for f in rule.operands[0][dim])
-    )
+    apart: set[int] = set()
+    padded: set[int] = set()
+    for dim, (before, behind, between) in enumerate(zip(low, high, interior, strict=True)):
+        if min(before, behind) >= 0 and before + behind == between > 0:
+            apart.update(rule.operands[0][dim])
+        elif before or behind or between:
+            padded.update(rule.operands[0][dim])
+    return rule.with_free(frozenset(apart)).with_fixed(frozenset(padded))
+
+
+def _slice_rule(op: ir.Operation, rule: Rule) -> Rule:
+    """A dim can be split of which each block of a stride's length gives the same element."""
+    sizes = list(rule.sizes)
+    apart: set[int] = set()
+    result = ir.RankedTensorType(op.results[0].type).shape
+    whole = ir.RankedTensorType(op.operands[0].type).shape
+    start_indices, strides = (list(ir.DenseI64ArrayAttr(op.attributes[name])) for name in ("start_indices", "strides"))
+    for dim, (start, stride) in enumerate(zip(start_indices, strides, strict=True)):
+        if stride > 1 and start < stride and result[dim] * stride == whole[dim]:
+            apart.update(rule.operands[0][dim])
+            for factor in rule.operands[0][dim]:
+                sizes[factor] = result[dim]
+    return replace(rule.with_free(frozenset(apart)), sizes=tuple(sizes))
 
 
 def _given_cost(op: ir.Operation) -> dict[str, int]:

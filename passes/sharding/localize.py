@@ -43,10 +43,11 @@ from rhino.ir.mlir.shardings import (
 )
 from rhino.ir.program.collectives import module_stats
 from rhino.ir.program.folded_layers import refuse_folded
-from rhino.ir.program.program import CARRIED, COST, Program, read_program
+from rhino.ir.program.program import CARRIED, COST, PAD, Program, read_program
 from rhino.passes.base import Pass, Remarks
 from rhino.passes.sharding.choose_shardings import STRATEGY
 from rhino.passes.sharding.indexed_ops import GATHER, INDEXED, prepare, put_right
+from rhino.passes.sharding.strided_slices import SLICE, put_slices_back, set_slice_aside
 from rhino.passes.with_rules import run_on_functions
 from rhino.strategies.choice.sharding_plan import ShardingPlan, handing_on, implied, loop_states, sent_bytes
 from rhino.strategies.cost.candidates import State, replicate, strategies, strategy_name
@@ -60,7 +61,8 @@ _MONOID = "rhino.monoid."
 _CHECKED = frozenset({"stablehlo.dot_general", "stablehlo.dot", "stablehlo.convolution", "stablehlo.gather"})
 """Ops whose partial results Shardy's conversion wants all-reduced at once."""
 _REDUCTIONS = frozenset({"stablehlo.all_reduce", "stablehlo.reduce_scatter"})
-_JOINED = frozenset({"stablehlo.concatenate", "stablehlo.pad"})
+_HIGH = "edge_padding_high"
+_JOINED = frozenset({"stablehlo.concatenate", PAD})
 """Ops whose operands XLA may hand to an all-to-all one by one."""
 
 
@@ -218,6 +220,8 @@ class _Inserter:
             if op.name == MANUAL:
                 aside, op = set_aside(op, number)
                 self.asides.append(aside)
+            elif op.name == SLICE:
+                op = set_slice_aside(op)
             for position, (value, need) in enumerate(
                 zip(graph.operands(number).tolist(), state.operand_specs, strict=True)
             ):
@@ -286,7 +290,7 @@ class _Inserter:
             return
         for position, operand in enumerate(op.operands):
             made = maker_of(operand)
-            if made is not None and made.name == "stablehlo.pad":
+            if made is not None and made.name == PAD:
                 with ir.InsertionPoint(op):
                     hidden = stablehlo.ReshapeOp(operand.type, operand, loc=ir.Location.name(_MARK))
                 hidden.attributes[SHARDING] = per_value_attribute(
@@ -430,11 +434,14 @@ def _finish(module: ir.Operation) -> None:
 
     Annotations of the global program are dropped.
     """
+    put_slices_back(module)
     ops, unread = walk(module), []
     for op in ops:
         unread.append(put_right(op))
         if op.name == "stablehlo.convolution":
             _fix_groups(op)
+        elif op.name == PAD:
+            _fix_padding(op)
         attributes = op.attributes
         for name in _GLOBAL:
             if name in attributes:
@@ -474,6 +481,19 @@ def _fix_groups(op: ir.Operation) -> None:
     batches = image[numbers.input_batch_dimension] // result[numbers.output_batch_dimension]
     for name, count in (("feature_group_count", features), ("batch_group_count", batches)):
         op.attributes[name] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), count)
+
+
+def _fix_padding(op: ir.Operation) -> None:
+    """Gives a pad of an empty dim the padding of its local shape, where the conversion takes off a gap.
+
+    Shardy (jaxlib 0.10.2) counts one gap less than there are elements: -1 in what is empty.
+    """
+    shape, result = (ir.RankedTensorType(value.type).shape for value in (op.operands[0], op.results[0]))
+    if 0 in shape:
+        low, high = (list(ir.DenseI64ArrayAttr(op.attributes[name])) for name in ("edge_padding_low", _HIGH))
+        for dim in [dim for dim, size in enumerate(shape) if not size]:
+            high[dim] = result[dim] - low[dim]
+        op.attributes[_HIGH] = ir.DenseI64ArrayAttr.get(high)
 
 
 def _join_first(exchange: ir.Operation) -> None:
