@@ -27,8 +27,8 @@ from rhino.ir.diagnostics import RhinoError
 from rhino.ir.mlir.bindings import make_context
 from rhino.ir.mlir.reader import read_module
 from rhino.ir.units import format_bytes
-from rhino.passes.planner.aot import LOCALIZED, MOST_COMPILES, SEARCHED, Candidate, Comparer
-from rhino.passes.planner.request import budget_of
+from rhino.passes.planner.aot import LOCALIZED, SEARCHED, Candidate, Comparer
+from rhino.passes.planner.request import MOST_COMPILES, budget_of
 from rhino.passes.planner.unstaged_plan import Found
 from rhino.runtime.aot.compile import compiler_of
 

@@ -27,9 +27,11 @@ _KEYWORDS: Final = {
     **{
         one: one
         for one in (
+            "aot",
             "batch",
             "budget",
             "cluster",
+            "compiles",
             "constraints",
             "forbid",
             "jobs",

@@ -24,7 +24,7 @@ from rhino.jit_program import Getter, NewShapesError
 from rhino.keywords import budget_bytes, count, devices_of, path_of, remat_shares, texts
 from rhino.new_arguments import differences
 from rhino.passes.planner.aot import CLOSER
-from rhino.passes.planner.request import COMPARE, MEMORY
+from rhino.passes.planner.request import COMPARE, MEMORY, MOST_COMPILES
 from rhino.passes.sharding.planning_pass import AUTO
 from rhino.pins import Pins, pin_texts
 from rhino.plan import Plan
@@ -247,6 +247,7 @@ def parallelize(
     search: Search = "shard",
     jobs: SupportsIndex | None = None,
     aot: bool | str = False,
+    compiles: SupportsIndex | None = None,
     plan: Plan | None = None,
     verify: bool = False,
 ) -> Any:  # noqa: ANN401 - a `Parallelized`, or without `fn` what makes one
@@ -286,6 +287,7 @@ def parallelize(
         jobs: how many processes autotuning uses; the plan does not depend on it. Left out, one a core.
         aot: True lets the target's own compiler choose among the search's plan and experts' plans, compiled without a
             device; "memory" only checks that the compiled plan fits. In stages there is "memory" alone.
+        compiles: how many plans `aot` compiles at most; left out, 10.
         plan: a plan that was kept, instead of a search. It is refused where the function is another one by now.
         verify: compute the first step of each program by JAX alone, too, on one device where that fits, and compare:
             results that differ by more than rounding raise RHI-RUN-003, with the first op that differs.
@@ -369,7 +371,11 @@ def parallelize(
         search=search,
         jobs=count("jobs", jobs),
         aot=COMPARE if aot is True else aot or "",
+        compiles=count("compiles", compiles) or MOST_COMPILES,
     )
+    if compiles is not None and not aot:
+        what = "compiles is given, and nothing is compiled to be compared"
+        raise RhinoError("RHI-JAX-002", what, fix="give aot=True too, or leave compiles out")
     if plan_options.aot not in ("", COMPARE, MEMORY):
         raise RhinoError("RHI-JAX-002", f"aot is {aot!r}", fix=f"give True, False or {MEMORY!r}")
     if plan_options.aot == COMPARE and (plan_options.is_open or plan_options.is_staged):

@@ -9,7 +9,7 @@ from typing import Final
 from rhino.ir.cluster.mesh import Mesh
 from rhino.ir.plan.plan import AUTOTUNE, SHARD, Request
 from rhino.passes.planner.module_facts import Sides
-from rhino.passes.planner.request import PlanRequest, budget_of
+from rhino.passes.planner.request import MOST_COMPILES, PlanRequest, budget_of
 from rhino.passes.sharding.choose_shardings import LEVELS
 from rhino.passes.sharding.planning_pass import AUTO
 from rhino.pins import Named, named
@@ -27,7 +27,8 @@ class PlanOptions:
     """The request of a user: a `PlanRequest` whose cluster may be open and whose pinned tensors are not known yet.
 
     An open cluster is empty. `mesh` is a stage's share of `shared` devices; where `shared` is 0, the user gave the
-    mesh. `aot` is "compare" or "memory" where the target's compiler judges plans.
+    mesh. `aot` is "compare" or "memory" where the target's compiler judges plans, of which it compiles `compiles` at
+    most.
     """
 
     cluster: str = ""
@@ -50,6 +51,7 @@ class PlanOptions:
     jobs: int | None = None
     shared: int = 0
     aot: str = ""
+    compiles: int = MOST_COMPILES
 
     @property
     def is_open(self) -> bool:

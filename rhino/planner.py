@@ -117,12 +117,8 @@ def _planned(traced: Traced, options: PlanOptions) -> Planned:
     module = read_traced(traced, make_context())
     request = options.request(shapes(traced, module))
     if options.is_open:
-        return _autotuned(traced, request, module, options.aot)
-    return (
-        _staged(traced, request, module, options.aot)
-        if in_stages
-        else _one_program(traced, request, module, options.aot)
-    )
+        return _autotuned(traced, request, module, options)
+    return _staged(traced, request, module, options) if in_stages else _one_program(traced, request, module, options)
 
 
 def _marked(traced: Traced) -> int:
@@ -136,14 +132,14 @@ def _marked(traced: Traced) -> int:
     return num_marked_stages(module)
 
 
-def _one_program(traced: Traced, request: PlanRequest, module: ir.Module, aot: str = "") -> Planned:
+def _one_program(traced: Traced, request: PlanRequest, module: ir.Module, options: PlanOptions) -> Planned:
     """Returns the best plan of `module` in one program; with `aot` the one that the target's compiler chooses.
 
     The search lets a carried result have its argument's buffer. Where the caller keeps the argument, both are there:
     what that takes is known with the plan, and is counted then.
     """
     budget = request.budget_bytes
-    search = functools.partial(_compared, aot=aot) if aot else _searched
+    search = functools.partial(_compared, own=options) if options.aot else _searched
     planned = search(traced, request, module)
     kept = _kept_bytes(traced, planned.plan)
     if planned.plan.compared:  # it fits, compiled as it runs: with what the caller keeps
@@ -162,7 +158,7 @@ def _searched(traced: Traced, request: PlanRequest, module: ir.Module) -> Planne
     return _of_traced(traced, module, replace(plan, sharding=replace(plan.sharding, form=form)), code)
 
 
-def _compared(traced: Traced, request: PlanRequest, _module: ir.Module, aot: str) -> Planned:
+def _compared(traced: Traced, request: PlanRequest, _module: ir.Module, own: PlanOptions) -> Planned:
     """Returns the plan that the target's compiler chooses."""
     options = {"cluster": request.cluster, **request.pass_options()}
     judged = Comparer(
@@ -172,7 +168,8 @@ def _compared(traced: Traced, request: PlanRequest, _module: ir.Module, aot: str
         cluster=(cluster := load_cluster(request.cluster)),
         budget_bytes=float(request.budget_bytes),
         compiler_for=functools.partial(compiler_of, cluster),
-        memory_only=aot == MEMORY,
+        memory_only=own.aot == MEMORY,
+        most=own.compiles,
         unsplit=key_words(traced),
         on_compile=lambda what: _LOG.info("%s: compiling %s", traced.name, what),
     ).run()
@@ -187,7 +184,7 @@ def _of_traced(traced: Traced, module: ir.Module, plan: Plan, code: bytes) -> Pl
     return Planned(replace(plan, versions={"jax": jax_version}, arguments=arguments, results=results), code)
 
 
-def _staged(traced: Traced, request: PlanRequest, module: ir.Module, aot: str) -> Planned:
+def _staged(traced: Traced, request: PlanRequest, module: ir.Module, own: PlanOptions) -> Planned:
     """Returns the plan of `module` in the stages and micro-batches of the request, compiled if that is asked."""
     nonnegative, budget = sorted(nonnegative_arguments(module)), request.budget_bytes
 
@@ -203,7 +200,7 @@ def _staged(traced: Traced, request: PlanRequest, module: ir.Module, aot: str) -
     plan = fit_in_stages(make, budget).made
     prove_fit(plan)
     found = _with_kept(plan, _kept_bytes(traced, plan), budget)
-    if aot:
+    if own.aot:
         compiler = compiler_of(load_cluster(request.cluster), plan.mesh)
         if isinstance(compiler, str):
             _LOG.warning("%s: the plan is as predicted, not compiled: %s", traced.name, compiler)
@@ -212,7 +209,7 @@ def _staged(traced: Traced, request: PlanRequest, module: ir.Module, aot: str) -
     return Planned(found)
 
 
-def _autotuned(traced: Traced, request: PlanRequest, module: ir.Module, aot: str) -> Planned:
+def _autotuned(traced: Traced, request: PlanRequest, module: ir.Module, own: PlanOptions) -> Planned:
     """Returns the best plan of what the request leaves open, of those that fit once compiled if that is asked."""
     with module.context, ir.Location.unknown():
         Normalize().run(module.operation, Remarks(traced.name))
@@ -223,9 +220,10 @@ def _autotuned(traced: Traced, request: PlanRequest, module: ir.Module, aot: str
     )
 
     def make(decided: Decided) -> Made[Planned]:
-        own = request.decided(decided)
+        found_request = request.decided(decided)
         step = read_traced(traced, make_context())
-        found = _staged(traced, own, step, aot) if own.schedule else _one_program(traced, own, step, aot)
+        planned = _staged if found_request.schedule else _one_program
+        found = planned(traced, found_request, step, own)
         return Made(found, found.plan.predicted.step_s, tuple(map(float, found.plan.predicted.peak_bytes)))
 
     found, report = choose_plan(setup, request, make)

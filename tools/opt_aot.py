@@ -10,9 +10,9 @@ from typing import TextIO
 
 from rhino.ir.cluster.cluster import load_cluster
 from rhino.ir.mlir.bindings import ir
-from rhino.passes.planner.aot import LOCALIZED, MOST_COMPILES, Comparer, Judged
+from rhino.passes.planner.aot import LOCALIZED, Comparer, Judged
 from rhino.passes.planner.explain import compared_text
-from rhino.passes.planner.request import MEMORY, budget_of
+from rhino.passes.planner.request import MEMORY, MOST_COMPILES, budget_of
 from rhino.passes.planner.unstaged_plan import ANNOTATED
 from rhino.runtime.aot.compile import compiler_of
 

@@ -16,7 +16,7 @@ from rhino.ir.request.constraints import parse_forbid, parse_pad, parse_pin, par
 from rhino.ir.units import parse_size
 from rhino.passes.base import Pass, option_names, read_options
 from rhino.passes.layout.pad import refuse_pads
-from rhino.passes.planner.request import COMPARE, MEMORY
+from rhino.passes.planner.request import COMPARE, MEMORY, MOST_COMPILES
 from rhino.passes.registry import PARALLEL, PASSES, PIPELINES, Item, build_named
 from rhino.passes.sharding.planning_pass import AUTO, DEFAULT_CLUSTER
 from rhino.passes.textual_pipelines import parse_pipeline
@@ -413,7 +413,7 @@ def _add_steps(group: argparse._ArgumentGroup) -> None:
         help="the target's own compiler, without a device, chooses among the search's plan and experts' plans; "
         "with memory, it only checks that the compiled plan fits",
     )
-    add("--compiles", type=int, metavar="N", help="the most compiles of --aot (default 10)")
+    add("--compiles", type=int, metavar="N", help=f"the most plans that --aot compiles (default {MOST_COMPILES})")
     add(
         "-O",
         dest="level",

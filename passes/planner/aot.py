@@ -31,6 +31,7 @@ from rhino.ir.plan.step_memory import local_bytes, memory_of
 from rhino.ir.units import format_bytes
 from rhino.passes.base import Remarks
 from rhino.passes.planner.module_facts import Unsplit
+from rhino.passes.planner.request import MOST_COMPILES
 from rhino.passes.planner.unstaged_plan import ANNOTATED, Found, search
 from rhino.passes.sharding.localize import localized_copy
 from rhino.passes.sharding.planning_pass import Target, write_mesh
@@ -41,9 +42,6 @@ from rhino.strategies.sharding.expert_seeds import Seed, expert_seeds
 
 LOCALIZED: Final = "localized"
 """The form of a program in which every op is that of one device, with its collectives."""
-
-MOST_COMPILES: Final = 10
-"""Compiles for one plan, unless a user names another number."""
 
 SEARCHED: Final = "searched"
 """The name of the search's own plan among candidates."""
@@ -274,7 +272,7 @@ class Comparer:
             f"{format_bytes(least.peak_bytes)} ({least.compiled.compiler}), predicted {format_bytes(predicted)}",
             Place(least.found.plan.source.function),
             (*buffers, f"plans compiled: {len(compiled)}"),
-            "raise --budget, use more devices or a smaller batch, or allow more compiles",
+            "raise --budget, use more devices or a smaller batch, or allow more plans to be compiled with --compiles",
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from rhino.ir.cluster.cluster import load_cluster
 from rhino.ir.cluster.mesh import Mesh, mesh_of_shape
@@ -15,6 +16,9 @@ from rhino.strategies.pipeline.schedules import DEFAULT, SCHEDULES, find_schedul
 
 COMPARE, MEMORY = "compare", "memory"
 """What the target's compiler may be asked: to choose among plans, or only whether a plan fits."""
+
+MOST_COMPILES: Final = 10
+"""Plans that are compiled for one that is asked for, unless a user names another number."""
 
 
 def budget_of(cluster: str, text: str | None = None) -> int:

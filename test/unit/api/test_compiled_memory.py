@@ -152,10 +152,29 @@ def test_stage_programs_over_the_budget_are_not_run(monkeypatch):
         small(state(), x)
 
 
+def test_so_many_plans_are_compiled_as_are_allowed():
+    x = np.random.default_rng(2).random((64, 128), np.float32)
+    f = rhino.parallelize(mlp_step, cluster="cpu8", donate_argnums=0, aot=True, compiles=2)
+    assert len(planned(f, state(), x).compared.plans) == 2
+
+
+def test_a_refusal_speaks_of_keywords():
+    x = np.random.default_rng(2).random((64, 128), np.float32)
+    f = rhino.parallelize(mlp_step, cluster="cpu8", donate_argnums=0, aot=True, compiles=1, budget="70KiB")
+    with pytest.raises(RhinoError) as caught:
+        f.plan(state(), x)
+    assert "once compiled" in caught.value.what
+    assert "raise budget" in caught.value.fix
+    assert "with compiles" in caught.value.fix
+    assert "--" not in caught.value.render()
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"aot": "speed"}, "aot is 'speed'"),
+        ({"compiles": 3}, "compiles is given, and nothing is compiled"),
+        ({"aot": True, "compiles": 0}, "compiles is 0"),
         ({"aot": True, "stages": 2}, "aot=True is given, and the plan may have stages"),
     ],
 )

@@ -21,6 +21,8 @@ from rhino import keywords
             "at most 8 devices, e.g. --mesh=2x4, or a larger cluster",
             "at most 8 devices, e.g. mesh='2x4', or a larger cluster",
         ),
+        ("leave --aot out", "leave aot out"),
+        ("add --aot=memory, or allow more with --compiles", "add aot='memory', or allow more with compiles"),
         ("run rhino-opt --rhino-normalize", "run rhino-opt --rhino-normalize"),
     ],
 )
