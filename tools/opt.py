@@ -195,7 +195,7 @@ class _Run:
             if self.options.searches and planner:
                 module = self.searched(module, planner, result)
             elif self.options.aot and not self.options.is_decided:
-                module = self.compared(data, result.remarks)
+                module = self.compared(data, result)
             elif self.options.makes_file:
                 save_plan(self.one_program(module, self.options, result.remarks), Path(self.options.plan))
             elif self.options.is_decided and planner:
@@ -247,7 +247,7 @@ class _Run:
             given |= read_options(name, text)
         return given
 
-    def compared(self, data: bytes, remarks: Remarks) -> ir.Module:
+    def compared(self, data: bytes, result: _Outcome) -> ir.Module:
         """Returns the module of the plan that the target's compiler chooses; writes its file if one was asked for."""
         from rhino.tools.opt_aot import compared  # noqa: PLC0415 - as above
         from rhino.tools.opt_search import asked  # noqa: PLC0415 - as above
@@ -256,10 +256,10 @@ class _Run:
         judged = compared(
             lambda: read_module(data, self.file, self.context), self.file, given, self.options, self.stderr
         )
-        module = judged.best.found.module
+        module, result.remarks = judged.best.found.module, judged.best.found.remarks
         if self.options.plan:
             save_plan(replace(judged.plan(), request=asked(self.options.asked)), Path(self.options.plan))
-        self.run_passes(module, [one for one in self.items if isinstance(one, Localize)], remarks)
+        self.run_passes(module, [one for one in self.items if isinstance(one, Localize)], result.remarks)
         return module
 
     def one_program(self, module: ir.Module, options: Namespace, remarks: Remarks) -> Plan:

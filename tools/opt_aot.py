@@ -37,6 +37,7 @@ def compared(
     comparer = Comparer(
         read=read,
         name=Path(file).name,
+        file=file,
         options=given,
         cluster=cluster,
         budget_bytes=float(budget_of(given["cluster"], given.get("budget"))),

@@ -124,10 +124,10 @@ class Judged:
 class Comparer:
     """Searches, compiles and compares plans of one program.
 
-    `read` gives a module to be planned, a new one each time; `options` are those of the passes by name, and `unsplit`
-    as `search` takes it. `compiler_for` gives what compiles for a mesh, or a line that says why nothing does.
-    `budget_bytes` is what a compiled program may take of a device. `forms` are those of the program that may be taken,
-    the one to begin with first. `on_compile` hears of each compile before it begins.
+    `read` gives a module to be planned, a new one each time, which plans call `name` and remarks `file`; `options` are
+    those of the passes by name, and `unsplit` as `search` takes it. `compiler_for` gives what compiles for a mesh, or a
+    line that says why nothing does. `budget_bytes` is what a compiled program may take of a device. `forms` are those
+    of the program that may be taken, the one to begin with first. `on_compile` hears of each compile before it begins.
     """
 
     read: Callable[[], ir.Module]
@@ -140,6 +140,7 @@ class Comparer:
     memory_only: bool = False
     most: int = MOST_COMPILES
     unsplit: Unsplit | None = None
+    file: str = ""
     on_compile: Callable[[str], None] = lambda _: None
     candidates: list[Candidate] = field(default_factory=list)
     mesh: Mesh = field(init=False)
@@ -190,7 +191,8 @@ class Comparer:
         module = self.read()
         if seed:
             write_seed(module, seed, self.mesh, self.cluster.device)
-        return search(module, self.name, {**self.options, **options}, Remarks(self.name), self.unsplit)
+        remarks = Remarks(self.file or self.name)
+        return search(module, self.name, {**self.options, **options}, remarks, self.unsplit)
 
     def compare(self, found: Found) -> None:
         """Compiles experts' plans in the first form, then the fastest of all in the others."""

@@ -54,7 +54,7 @@ REWRITING: Final = ("num", "remat", "batch", "pad", "parts")
 class Found:
     """A plan, and the choice that it is: for questions that the plan by itself does not answer. `solver` has found it.
 
-    `module` is annotated with it: what `costs` knows of ops lives as long as that.
+    `module` is annotated with it: what `costs` knows of ops lives as long as that. `remarks` are those of its passes.
     """
 
     module: ir.Module
@@ -62,6 +62,7 @@ class Found:
     costs: PlanCosts
     answer: Answer
     solver: Solver
+    remarks: Remarks
 
 
 def search(
@@ -100,7 +101,7 @@ def search(
         alternatives=other_meshes(chosen),
         sharding=costs.sharding(ANNOTATED, read_annotations(module)),
     )
-    return Found(module, plan, costs, answer, chosen.solver)
+    return Found(module, plan, costs, answer, chosen.solver, remarks)
 
 
 def annotate(
