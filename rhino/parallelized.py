@@ -23,7 +23,7 @@ from rhino.ir.units import format_bytes, format_seconds
 from rhino.jit_program import Getter, NewShapesError
 from rhino.keywords import budget_bytes, count, devices_of, path_of, remat_shares, texts
 from rhino.new_arguments import differences
-from rhino.passes.planner.aot import CLOSER
+from rhino.passes.planner.aot import smaller_budget
 from rhino.passes.planner.request import COMPARE, MEMORY, MOST_COMPILES
 from rhino.passes.sharding.planning_pass import AUTO
 from rhino.pins import Pins, pin_texts
@@ -161,8 +161,7 @@ class Parallelized:
         name, predicted = self._shape.name, entry.plan.facts.predicted.largest_peak_bytes
         what = f"the compiled program of {name} takes {format_bytes(compiled)} per device, of {format_bytes(budget)}"
         notes = (f"it was predicted to take {format_bytes(predicted)}",)
-        least = min(predicted * CLOSER, predicted * budget / compiled)
-        request = replace(self._options.plan_options, budget_bytes=max(1, int(least)))
+        request = replace(self._options.plan_options, budget_bytes=smaller_budget(predicted, compiled, budget))
         if self._options.plan is not None:
             raise RhinoError("RHI-SOLVE-001", what, notes=notes, fix="plan again with budget=, or give a larger one")
         _LOG.info("%s is planned again: %s", name, what)
@@ -285,8 +284,8 @@ def parallelize(
         search: "shard" searches for shardings; "autotune" also for the stages, micro-batches, mesh, schedule and
             rematerialization that are not given.
         jobs: how many processes autotuning uses; the plan does not depend on it. Left out, one a core.
-        aot: True lets the target's own compiler choose among the search's plan and experts' plans, compiled without a
-            device; "memory" only checks that the compiled plan fits. In stages there is "memory" alone.
+        aot: True lets the target's own compiler choose among the search's best plans and experts' plans, compiled
+            without a device; "memory" only checks that the compiled plan fits.
         compiles: how many plans `aot` compiles at most; left out, 10.
         plan: a plan that was kept, instead of a search. It is refused where the function is another one by now.
         verify: compute the first step of each program by JAX alone, too, on one device where that fits, and compare:
@@ -378,9 +377,6 @@ def parallelize(
         raise RhinoError("RHI-JAX-002", what, fix="give aot=True too, or leave compiles out")
     if plan_options.aot not in ("", COMPARE, MEMORY):
         raise RhinoError("RHI-JAX-002", f"aot is {aot!r}", fix=f"give True, False or {MEMORY!r}")
-    if plan_options.aot == COMPARE and (plan_options.is_open or plan_options.is_staged):
-        what = "aot=True is given, and the plan may have stages"
-        raise RhinoError("RHI-JAX-002", what, fix=f"give aot={MEMORY!r}, or leave stages and search out")
     if plan_options.search not in (SHARD, AUTOTUNE):
         fix = "'whole' is 'autotune' now" if plan_options.search == "whole" else "give 'shard' or 'autotune'"
         raise RhinoError("RHI-JAX-002", f"search is {plan_options.search!r}", fix=fix)

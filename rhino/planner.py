@@ -23,7 +23,8 @@ from rhino.passes.frontend.normalize import Normalize
 from rhino.passes.frontend.stage_marks import BOUNDARY, num_marked_stages
 from rhino.passes.layout.pad import refuse_pads
 from rhino.passes.pipeline.rematerialize import refuse_several
-from rhino.passes.planner.aot import LOCALIZED, Comparer, check_stages, first_form
+from rhino.passes.planner.aot import LOCALIZED, SEARCHED, Comparer, Judged, first_form
+from rhino.passes.planner.aot_parallel import CompilerFor, Compiles, compilers_of
 from rhino.passes.planner.autotune import NOT_MADE, Made, choose_plan
 from rhino.passes.planner.evaluate import Setup
 from rhino.passes.planner.module_facts import cluster_lines
@@ -133,20 +134,25 @@ def _marked(traced: Traced) -> int:
 
 
 def _one_program(traced: Traced, request: PlanRequest, module: ir.Module, options: PlanOptions) -> Planned:
-    """Returns the best plan of `module` in one program; with `aot` the one that the target's compiler chooses.
+    """Returns the best plan of `module` in one program; with `aot` the one that the target's compiler chooses."""
+    compiler_for = _compiler_for(traced, request, options)
+    if compiler_for is None:
+        return _predicted(traced, request, module)
+    return _of_judged(traced, request, _comparer(traced, request, options, compiler_for).run())
+
+
+def _predicted(traced: Traced, request: PlanRequest, module: ir.Module) -> Planned:
+    """Returns the best plan of `module` in one program, as the search predicts it.
 
     The search lets a carried result have its argument's buffer. Where the caller keeps the argument, both are there:
     what that takes is known with the plan, and is counted then.
     """
     budget = request.budget_bytes
-    search = functools.partial(_compared, own=options) if options.aot else _searched
-    planned = search(traced, request, module)
+    planned = _searched(traced, request, module)
     kept = _kept_bytes(traced, planned.plan)
-    if planned.plan.compared:  # it fits, compiled as it runs: with what the caller keeps
-        return replace(planned, plan=_counted(planned.plan, kept, budget))
     if planned.plan.predicted.peak_bytes[0] + kept[0] > budget:
         again = replace(request, budget_bytes=max(1, budget - kept[0]))
-        planned = search(traced, again, read_traced(traced, make_context()))
+        planned = _searched(traced, again, read_traced(traced, make_context()))
         kept = _kept_bytes(traced, planned.plan)
     return replace(planned, plan=_with_kept(planned.plan, kept, budget))
 
@@ -158,24 +164,41 @@ def _searched(traced: Traced, request: PlanRequest, module: ir.Module) -> Planne
     return _of_traced(traced, module, replace(plan, sharding=replace(plan.sharding, form=form)), code)
 
 
-def _compared(traced: Traced, request: PlanRequest, _module: ir.Module, own: PlanOptions) -> Planned:
-    """Returns the plan that the target's compiler chooses."""
-    options = {"cluster": request.cluster, **request.pass_options()}
-    judged = Comparer(
+def _compiler_for(traced: Traced, request: PlanRequest, own: PlanOptions) -> CompilerFor | None:
+    """Returns what compiles for the cluster's meshes, if that is asked for; None where nothing does, which is told."""
+    if not own.aot:
+        return None
+    found = compilers_of(load_cluster(request.cluster), compiler_of)
+    if isinstance(found, str):
+        _LOG.warning("%s: the plan is as predicted, not compiled: %s", traced.name, found)
+        return None
+    return found
+
+
+def _comparer(traced: Traced, request: PlanRequest, own: PlanOptions, compiler_for: CompilerFor) -> Comparer:
+    """Returns what compares plans of the function in one program."""
+    return Comparer(
         read=lambda: read_traced(traced, make_context()),
         name=traced.name,
-        options=options,
-        cluster=(cluster := load_cluster(request.cluster)),
+        options={"cluster": request.cluster, **request.pass_options()},
+        cluster=load_cluster(request.cluster),
         budget_bytes=float(request.budget_bytes),
-        compiler_for=functools.partial(compiler_of, cluster),
+        compiler_for=compiler_for,
         memory_only=own.aot == MEMORY,
         most=own.compiles,
         unsplit=key_words(traced),
-        on_compile=lambda what: _LOG.info("%s: compiling %s", traced.name, what),
-    ).run()
-    if judged.missing:
-        _LOG.warning("%s: the plan is as predicted, not compiled: %s", traced.name, judged.missing)
-    return _of_traced(traced, judged.best.found.module, judged.plan(), judged.best.code)
+        on_compile=functools.partial(_log_compile, traced.name),
+    )
+
+
+def _log_compile(name: str, what: str) -> None:
+    _LOG.info("%s: compiling %s", name, what)
+
+
+def _of_judged(traced: Traced, request: PlanRequest, judged: Judged) -> Planned:
+    """Returns a plan that the target's compiler chose: it fits as it runs, with what the caller keeps."""
+    planned = _of_traced(traced, judged.best.found.module, judged.plan(), judged.best.code)
+    return replace(planned, plan=_counted(planned.plan, _kept_bytes(traced, planned.plan), request.budget_bytes))
 
 
 def _of_traced(traced: Traced, module: ir.Module, plan: Plan, code: bytes) -> Planned:
@@ -186,6 +209,17 @@ def _of_traced(traced: Traced, module: ir.Module, plan: Plan, code: bytes) -> Pl
 
 def _staged(traced: Traced, request: PlanRequest, module: ir.Module, own: PlanOptions) -> Planned:
     """Returns the plan of `module` in the stages and micro-batches of the request, compiled if that is asked."""
+    compiler_for = _compiler_for(traced, request, own)
+    if compiler_for is None:
+        return _in_stages(traced, request, module)
+    compiles = _compiles(traced, request, own, compiler_for)
+    made = _compiled_stages(traced, request, compiles, SEARCHED)
+    assert made.compiled is not None
+    return replace(made.made, plan=replace(made.made.plan, compared=compiles.comparison(made.compiled)))
+
+
+def _in_stages(traced: Traced, request: PlanRequest, module: ir.Module) -> Planned:
+    """Returns the plan of `module` in the stages and micro-batches of the request, as predicted."""
     nonnegative, budget = sorted(nonnegative_arguments(module)), request.budget_bytes
 
     def make(more: dict[str, str]) -> Attempt[Plan]:
@@ -199,18 +233,45 @@ def _staged(traced: Traced, request: PlanRequest, module: ir.Module, own: PlanOp
 
     plan = fit_in_stages(make, budget).made
     prove_fit(plan)
-    found = _with_kept(plan, _kept_bytes(traced, plan), budget)
-    if own.aot:
-        compiler = compiler_of(load_cluster(request.cluster), plan.mesh)
-        if isinstance(compiler, str):
-            _LOG.warning("%s: the plan is as predicted, not compiled: %s", traced.name, compiler)
-        else:
-            check_stages(found, compiler)
-    return Planned(found)
+    return Planned(_with_kept(plan, _kept_bytes(traced, plan), budget))
+
+
+def _compiles(traced: Traced, request: PlanRequest, own: PlanOptions, compiler_for: CompilerFor) -> Compiles:
+    """Returns what has plans of the function compiled, in one program and in stages."""
+    on_compile = functools.partial(_log_compile, traced.name)
+    return Compiles(compiler_for, request.budget_bytes, own.compiles, own.aot == MEMORY, on_compile)
+
+
+def _compiled_stages(traced: Traced, request: PlanRequest, compiles: Compiles, name: str) -> Made[Planned]:
+    """Returns the plan in the stages of a request that fits once compiled."""
+
+    def within(budget: int) -> Planned:
+        return _in_stages(traced, replace(request, budget_bytes=budget), read_traced(traced, make_context()))
+
+    found, row = compiles.staged(name, within, lambda one: one.plan)
+    predicted = replace(found.plan.predicted, budget_bytes=request.budget_bytes)
+    return replace(_made(replace(found, plan=replace(found.plan, predicted=predicted))), compiled=row)
+
+
+def _compiled_program(
+    traced: Traced, request: PlanRequest, compiles: Compiles, name: str, own: PlanOptions
+) -> Made[Planned]:
+    """Returns the plan in one program of a request that fits once compiled, with which experts' plans may compete."""
+
+    def made(judged: Judged) -> Made[Planned]:
+        return replace(_made(_of_judged(traced, request, judged)), compiled=compiles.row_of(judged))
+
+    comparer = _comparer(traced, request, own, compiles.compiler_for)
+    return replace(made(compiles.begin(name, comparer)), compare=lambda: made(compiles.compare(name, comparer)))
+
+
+def _made(found: Planned) -> Made[Planned]:
+    """Returns a plan as the search compares it."""
+    return Made(found, found.plan.predicted.step_s, tuple(map(float, found.plan.predicted.peak_bytes)))
 
 
 def _autotuned(traced: Traced, request: PlanRequest, module: ir.Module, own: PlanOptions) -> Planned:
-    """Returns the best plan of what the request leaves open, of those that fit once compiled if that is asked."""
+    """Returns the best plan of what the request leaves open, by what is compiled if that is asked."""
     with module.context, ir.Location.unknown():
         Normalize().run(module.operation, Remarks(traced.name))
     refuse_several(request.remat)
@@ -218,15 +279,18 @@ def _autotuned(traced: Traced, request: PlanRequest, module: ir.Module, own: Pla
     setup = Setup(
         bytecode(module), traced.name, request.cluster, float(request.budget_bytes), options, request.schedules()
     )
+    compiler_for = _compiler_for(traced, request, own)
+    compiles = _compiles(traced, request, own, compiler_for) if compiler_for else None
 
     def make(decided: Decided) -> Made[Planned]:
-        found_request = request.decided(decided)
-        step = read_traced(traced, make_context())
-        planned = _staged if found_request.schedule else _one_program
-        found = planned(traced, found_request, step, own)
-        return Made(found, found.plan.predicted.step_s, tuple(map(float, found.plan.predicted.peak_bytes)))
+        found = request.decided(decided)
+        if compiles is not None:
+            compiled = _compiled_stages if found.schedule else functools.partial(_compiled_program, own=own)
+            return compiled(traced, found, compiles=compiles, name=str(decided))
+        planned = _in_stages if found.schedule else _predicted
+        return _made(planned(traced, found, read_traced(traced, make_context())))
 
-    found, report = choose_plan(setup, request, make)
+    found, report = choose_plan(setup, request, make, compiles=compiles)
     return replace(found, plan=report.added_to(found.plan))
 
 

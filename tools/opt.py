@@ -12,7 +12,7 @@ import shlex
 import sys
 import tempfile
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, TextIO, cast
@@ -40,9 +40,13 @@ from rhino.tools.streams import binary_output, standard_streams
 
 if TYPE_CHECKING:
     from rhino.ir.plan.plan import Plan
+    from rhino.passes.planner.aot import Judged
+    from rhino.passes.planner.aot_parallel import Compiles
+    from rhino.passes.planner.autotune import Made
     from rhino.passes.planner.autotune_report import Report
     from rhino.passes.planner.staged_plan import StagedPlan
     from rhino.tools.opt_plan import Planner
+    from rhino.tools.opt_search import MadeModule
 
 _STDOUT: Final = frozenset({"/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"})
 _SEPARATOR: Final = "// -----"
@@ -159,6 +163,15 @@ class _Command:
         return shlex.join(["rhino-opt", *words])
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Staged:
+    """A module in stages, what passes said of it, and its plan."""
+
+    module: ir.Module
+    remarks: Remarks
+    made: StagedPlan
+
+
 @dataclass
 class _Run:
     """How every module of one command line is processed."""
@@ -211,34 +224,47 @@ class _Run:
     def planner(self, module: ir.Module) -> Planner:
         from rhino.tools.opt_plan import Planner  # noqa: PLC0415 - loads JAX, which most commands do not need
 
-        return Planner(module, self.file, self.stderr)
+        return Planner(module, self.file)
 
     def decided(self, module: ir.Module, planner: Planner, result: _Outcome) -> ir.Module:
         """Returns the module of a plan of which nothing was open, whose folder is written if one was asked for."""
+        from rhino.passes.planner.aot import SEARCHED  # noqa: PLC0415 - as above
+        from rhino.tools.opt_aot import say_compared  # noqa: PLC0415 - as above
         from rhino.tools.opt_plan import write_staged_plan  # noqa: PLC0415 - as above
         from rhino.tools.opt_search import asked  # noqa: PLC0415 - as above
 
-        staged, made, result.remarks = self.in_stages(module, planner, self.options)
-        write_staged_plan(made, None, self.options, asked(self.options.asked), self.stderr)
-        return staged
+        def within(budget: int) -> _Staged:
+            return self.in_stages(module, planner, self.options, budget)
 
-    def in_stages(
-        self, module: ir.Module, planner: Planner, options: Namespace
-    ) -> tuple[ir.Module, StagedPlan, Remarks]:
-        """Returns what the passes make of `module`, its plan, which fits, and their remarks."""
+        if compiles := self.compiles():
+            found, row = compiles.staged(SEARCHED, within, lambda one: one.made.plan)
+            compared = compiles.comparison(row)
+            say_compared(compared, self.stderr)
+            found = replace(found, made=replace(found.made, plan=replace(found.made.plan, compared=compared)))
+        else:
+            found = within(planner.budget_bytes(self.options))
+        result.remarks = found.remarks
+        write_staged_plan(found.made, None, self.options, asked(self.options.asked), self.stderr)
+        return found.module
+
+    def in_stages(self, module: ir.Module, planner: Planner, options: Namespace, budget: int) -> _Staged:
+        """Returns what the passes make of `module`, and its plan, which is predicted to fit in a budget of its own."""
         from rhino.passes.planner.staged_fitting import Attempt, fit_in_stages  # noqa: PLC0415 - as above
+        from rhino.passes.planner.staged_plan import prove_fit  # noqa: PLC0415 - as above
 
-        start = bytecode(module)
+        start, limited = bytecode(module), Namespace(**{**vars(options), "budget": str(budget)})
 
         def make(more: dict[str, str]) -> Attempt[tuple[ir.Module, StagedPlan]]:
-            own, remarks, line = ir.Module.parse(start, self.context), Remarks(self.file), with_added(options, more)
+            own, remarks, line = ir.Module.parse(start, self.context), Remarks(self.file), with_added(limited, more)
             self.run_passes(own, steps(line), remarks)
             staged = planner.plan(own, line)
             return Attempt((own, staged), staged.plan, remarks)
 
-        found = fit_in_stages(make, planner.budget_bytes(options))
-        planner.check(found.plan, options)
-        return *found.made, found.remarks
+        found = fit_in_stages(make, budget)
+        prove_fit(found.plan)
+        staged, made = found.made
+        predicted = replace(made.plan.predicted, budget_bytes=planner.budget_bytes(options))
+        return _Staged(staged, found.remarks, replace(made, plan=replace(made.plan, predicted=predicted)))
 
     def given(self, options: Namespace) -> dict[str, str]:
         """Returns the options of the passes that shard one program, by name."""
@@ -272,38 +298,69 @@ class _Run:
             print("rhino-opt: the plan is one program, which has no timeline", file=self.stderr)
         return replace(plan, request=asked(options.asked))
 
+    def compiles(self) -> Compiles | None:
+        from rhino.tools.opt_aot import compiles_of  # noqa: PLC0415 - as above
+
+        return compiles_of(self.options, self.stderr)
+
     def searched(self, module: ir.Module, planner: Planner, result: _Outcome) -> ir.Module:
         """Returns the module of the best plan, whose folder is written if one was asked for."""
         from rhino.passes.planner.autotune import Made  # noqa: PLC0415 - as above
+        from rhino.tools.opt_aot import comparer_of  # noqa: PLC0415 - as above
         from rhino.tools.opt_plan import write_staged_plan  # noqa: PLC0415 - as above
         from rhino.tools.opt_search import MadeModule, asked, search_plan  # noqa: PLC0415 - as above
 
-        def make(own: ir.Module, options: Namespace) -> Made[MadeModule]:
-            remarks = Remarks(self.file)
-            staged = one = None
-            if options.makes_file:
-                one = self.one_program(own, options, remarks)
-                one = replace(one, source=replace(one.source, sha256=planner.source.sha256))
-            else:
-                if options.stages:
-                    own, staged, remarks = self.in_stages(own, planner, options)
-                else:
-                    self.run_passes(own, steps(options), remarks)
+        compiles = self.compiles()
 
+        def in_stages(found: _Staged, options: Namespace) -> Made[MadeModule]:
+            def finish(report: Report) -> None:
+                result.remarks = found.remarks
+                if options.makes_plan:
+                    write_staged_plan(found.made, report, options, asked(options.asked), self.stderr)
+
+            plan = found.made.plan
+            peaks = tuple(map(float, plan.predicted.peak_bytes))
+            return Made(MadeModule(found.module, plan, finish), plan.predicted.step_s, peaks)
+
+        def in_one(own: ir.Module, remarks: Remarks, plan: Plan | None, options: Namespace) -> Made[MadeModule]:
             def finish(report: Report) -> None:
                 result.remarks = remarks
-                if one:
-                    save_plan(report.added_to(one), Path(options.plan))
-                elif staged and options.makes_plan:
-                    write_staged_plan(staged, report, options, asked(options.asked), self.stderr)
+                if plan and options.makes_file:
+                    source = replace(plan.source, sha256=planner.source.sha256)
+                    asked_for = replace(plan, source=source, request=asked(options.asked))
+                    save_plan(report.added_to(asked_for), Path(options.plan))
 
-            if staged:
-                predicted = staged.plan.predicted
-                return Made(MadeModule(own, finish), predicted.step_s, tuple(map(float, predicted.peak_bytes)))
             answer = remarks.result(ShardingChoice).answer
-            return Made(MadeModule(own, finish), answer.cost, (answer.peak_bytes,))
+            return Made(MadeModule(own, None, finish), answer.cost, (answer.peak_bytes,))
 
-        return search_plan(module, self.options, given_options(self.options), self.file, self.stderr, make)
+        def make(read: Callable[[], ir.Module], options: Namespace, name: str) -> Made[MadeModule]:
+            if options.stages:
+
+                def within(budget: int) -> _Staged:
+                    return self.in_stages(read(), planner, options, budget)
+
+                if compiles is None:
+                    return in_stages(within(planner.budget_bytes(options)), options)
+                found, row = compiles.staged(name, within, lambda one: one.made.plan)
+                return replace(in_stages(found, options), compiled=row)
+            if compiles is None:
+                own, remarks = read(), Remarks(self.file)
+                plan = self.one_program(own, options, remarks) if options.makes_file else None
+                if plan is None:
+                    self.run_passes(own, steps(options), remarks)
+                return in_one(own, remarks, plan, options)
+            comparer = comparer_of(read, self.file, self.given(options), options, self.stderr)
+
+            def compared(judged: Judged) -> Made[MadeModule]:
+                best = judged.best.found
+                made = in_one(best.module, best.remarks, judged.plan(), options)
+                return replace(made, compiled=compiles.row_of(judged))
+
+            made = compared(compiles.begin(name, comparer))
+            return replace(made, compare=lambda: compared(compiles.compare(name, comparer)))
+
+        given = given_options(self.options)
+        return search_plan(module, self.options, given, self.file, self.stderr, make, compiles)
 
     def with_locations(self) -> bool:
         requested: bool | None = self.options.mlir_print_debuginfo

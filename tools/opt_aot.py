@@ -1,4 +1,4 @@
-"""`rhino-opt --auto-shard --aot`: the plan is chosen among those that the target's compiler has compiled."""
+"""`rhino-opt --aot`: the plan is chosen among those that the target's compiler has compiled."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from typing import TextIO
 
 from rhino.ir.cluster.cluster import load_cluster
 from rhino.ir.mlir.bindings import ir
+from rhino.ir.plan.plan import Comparison
 from rhino.passes.planner.aot import LOCALIZED, Comparer, Judged
+from rhino.passes.planner.aot_parallel import Compiles, compilers_of
 from rhino.passes.planner.explain import compared_text
 from rhino.passes.planner.request import MEMORY, MOST_COMPILES, budget_of
 from rhino.passes.planner.unstaged_plan import ANNOTATED
+from rhino.passes.sharding.planning_pass import DEFAULT_CLUSTER
 from rhino.runtime.aot.compile import compiler_of
 
 
@@ -22,19 +25,28 @@ def compared(
 ) -> Judged:
     """Returns the best plan of a module by its compiler, and says on `stderr` what was compared.
 
-    `read` gives the module, a new one each time; `given` are the options of the passes by name. What is printed is what
-    is compiled: the local program with --localize, else the annotated one; where a plan alone is written, both.
-
     Raises:
         RhinoError: as `Comparer.run`.
     """
+    judged = comparer_of(read, file, given, options, stderr).run()
+    plan = judged.plan()
+    if judged.missing:
+        _say_missing(judged.missing, stderr)
+    elif plan.compared:
+        say_compared(plan.compared, stderr)
+    return judged
+
+
+def comparer_of(
+    read: Callable[[], ir.Module], file: str, given: Mapping[str, str], options: Namespace, stderr: TextIO
+) -> Comparer:
+    """Returns what compares plans of a module in one program.
+
+    `read` gives the module, a new one each time; `given` are the options of the passes by name. What is printed is what
+    is compiled: the local program with --localize, else the annotated one; where a plan alone is written, both.
+    """
     cluster, writes_plan = load_cluster(given["cluster"]), options.plan and options.output == "-"
-
-    def on_compile(what: str) -> None:
-        if stderr.isatty():
-            print(f"rhino-opt: compiling {what}", file=stderr)
-
-    comparer = Comparer(
+    return Comparer(
         read=read,
         name=Path(file).name,
         file=file,
@@ -45,12 +57,35 @@ def compared(
         forms=(LOCALIZED, ANNOTATED) if writes_plan else (LOCALIZED,) if options.localize else (ANNOTATED,),
         memory_only=options.aot == MEMORY,
         most=options.compiles or MOST_COMPILES,
-        on_compile=on_compile,
+        on_compile=functools.partial(_say_compile, stderr),
     )
-    judged = comparer.run()
-    plan = judged.plan()
-    if judged.missing:
-        print(f"rhino-opt: the plan is as predicted, not compiled: {judged.missing}", file=stderr)
-    elif plan.compared:
-        print("\n".join(compared_text(plan.compared)), file=stderr)
-    return judged
+
+
+def compiles_of(options: Namespace, stderr: TextIO) -> Compiles | None:
+    """Returns what has plans compiled that may be in stages, if that is asked for.
+
+    Where nothing compiles for the cluster that is told, and None returned.
+    """
+    if not options.aot:
+        return None
+    cluster = options.cluster or DEFAULT_CLUSTER
+    found = compilers_of(load_cluster(cluster), compiler_of)
+    if isinstance(found, str):
+        _say_missing(found, stderr)
+        return None
+    budget, most = budget_of(cluster, options.budget), options.compiles or MOST_COMPILES
+    return Compiles(found, budget, most, options.aot == MEMORY, functools.partial(_say_compile, stderr))
+
+
+def say_compared(found: Comparison, stderr: TextIO) -> None:
+    """Says what was compiled, beside what was predicted."""
+    print("\n".join(compared_text(found)), file=stderr)
+
+
+def _say_compile(stderr: TextIO, what: str) -> None:
+    if stderr.isatty():
+        print(f"rhino-opt: compiling {what}", file=stderr)
+
+
+def _say_missing(missing: str, stderr: TextIO) -> None:
+    print(f"rhino-opt: the plan is as predicted, not compiled: {missing}", file=stderr)

@@ -136,10 +136,10 @@ def parse_command_line(argv: Sequence[str]) -> argparse.Namespace:
 
 def _check_aot(options: argparse.Namespace) -> None:
     names = {name for name, _ in options.steps}
-    fits = names in _ONE_PROGRAM or (names == {PARALLEL} and options.aot == MEMORY)
+    fits = names in _ONE_PROGRAM or names == {PARALLEL}
     if options.aot and (not fits or options.split_input_file):
-        what = f"--aot is for one module with --auto-shard, --localize and --micro-batches, or as --aot={MEMORY} "
-        what += f"with --{PARALLEL}, and no other pass"
+        what = "--aot is for one module with --auto-shard, --localize and --micro-batches, or with "
+        what += f"--{PARALLEL}, and no other pass"
         raise RhinoError("RHI-CLI-001", what, fix="leave --aot out, or the other passes")
     if options.compiles is not None and (not options.aot or options.compiles < 1):
         raise RhinoError(
@@ -189,7 +189,7 @@ def _check_parallel(options: argparse.Namespace) -> None:
         )
     options.ranks = None
     options.asked = argparse.Namespace(**vars(options))
-    if options.is_decided and options.stages == 1 and options.makes_plan:
+    if options.is_decided and options.stages == 1 and (options.makes_plan or options.aot):
         make_one_program(options)
     elif options.is_decided:
         settle(options)
@@ -410,7 +410,7 @@ def _add_steps(group: argparse._ArgumentGroup) -> None:
         "--aot",
         choices=(COMPARE, MEMORY),
         metavar="WHAT",
-        help="the target's own compiler, without a device, chooses among the search's plan and experts' plans; "
+        help="the target's own compiler, without a device, chooses among the search's best plans and experts' plans; "
         "with memory, it only checks that the compiled plan fits",
     )
     add("--compiles", type=int, metavar="N", help=f"the most plans that --aot compiles (default {MOST_COMPILES})")

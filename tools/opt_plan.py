@@ -7,24 +7,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
-from rhino.ir.cluster.cluster import parse_cluster
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.plan.files import save_plan
-from rhino.ir.plan.plan import Plan, Request, Source
+from rhino.ir.plan.plan import Request, Source
 from rhino.ir.plan.timeline import render
 from rhino.ir.program.staged_module import is_staged
 from rhino.ir.units import format_seconds, peak_text
 from rhino.passes.base import read_options
-from rhino.passes.planner.aot import check_stages
 from rhino.passes.planner.autotune_report import Report
 from rhino.passes.planner.explain import micro_batches_at_a_time
 from rhino.passes.planner.module_facts import digest
 from rhino.passes.planner.request import budget_of
-from rhino.passes.planner.staged_plan import StagedPlan, make_staged_plan, prove_fit
+from rhino.passes.planner.staged_plan import StagedPlan, make_staged_plan
 from rhino.passes.registry import PARALLEL
 from rhino.passes.sharding.planning_pass import DEFAULT_CLUSTER
-from rhino.runtime.aot.compile import compiler_of
 from rhino.runtime.executor.inputs import nonnegative_arguments
 from rhino.tools.opt_options import given_options
 
@@ -32,8 +29,8 @@ from rhino.tools.opt_options import given_options
 class Planner:
     """Makes the plan of a module in stages; made before passes run, it knows the program that the plan is for."""
 
-    def __init__(self, module: ir.Module, file: str, stderr: TextIO) -> None:
-        self.file, self.stderr = file, stderr
+    def __init__(self, module: ir.Module, file: str) -> None:
+        self.file = file
         self.source = Source(Path(file).name, digest(module))
         self.nonnegative = sorted(nonnegative_arguments(module))
 
@@ -54,17 +51,6 @@ class Planner:
     def budget_bytes(self, options: Namespace) -> int:
         """Returns what a plan may take of a device."""
         return budget_of(options.cluster or DEFAULT_CLUSTER, options.budget)
-
-    def check(self, plan: Plan, options: Namespace) -> None:
-        """Raises RHI-STEP-008 where a rank takes more than the budget, by its prediction or, if asked, compiled."""
-        prove_fit(plan)
-        if not options.aot:
-            return
-        compiler = compiler_of(parse_cluster("\n".join(plan.cluster)), plan.mesh)
-        if isinstance(compiler, str):
-            print(f"rhino-opt: the plan is as predicted, not compiled: {compiler}", file=self.stderr)
-        else:
-            check_stages(plan, compiler)
 
 
 def write_staged_plan(

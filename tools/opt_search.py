@@ -12,13 +12,14 @@ from typing import Final, TextIO
 from rhino.ir.cluster.mesh import parse_mesh
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.manual import bytecode
-from rhino.ir.plan.plan import AUTOTUNE, SHARD, Request
+from rhino.ir.plan.plan import AUTOTUNE, SHARD, Plan, Request
 from rhino.ir.units import format_seconds, parse_size
 from rhino.passes.base import Remarks
 from rhino.passes.frontend.normalize import Normalize
 from rhino.passes.frontend.stage_marks import num_marked_stages
 from rhino.passes.pipeline.pipeline_stages import parse_tolerance
 from rhino.passes.pipeline.rematerialize import parse_remat, refuse_several
+from rhino.passes.planner.aot_parallel import Compiles
 from rhino.passes.planner.autotune import Made, choose_plan
 from rhino.passes.planner.autotune_report import Report
 from rhino.passes.planner.evaluate import Setup
@@ -28,6 +29,7 @@ from rhino.strategies.autotune import DEFAULT
 from rhino.strategies.autotune.base import MOST, Explored
 from rhino.tools.ending import heard_at_once
 from rhino.tools.files import write_output
+from rhino.tools.opt_aot import say_compared
 from rhino.tools.opt_options import make_one_program, settle
 
 _PASS_OPTIONS: Final[tuple[str, ...]] = (
@@ -48,27 +50,34 @@ _INTERRUPTED: Final = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MadeModule:
-    """A module made by a plan, and the work that is left if its plan is chosen.
+    """A module made by a plan, the plan where that is in stages, and the work that is left if it is chosen.
 
     `finish` does that work and takes the search's report.
     """
 
     module: ir.Module
+    plan: Plan | None
     finish: Callable[[Report], None]
 
 
-Make = Callable[[ir.Module, Namespace], Made[MadeModule]]
+Make = Callable[[Callable[[], ir.Module], Namespace, str], Made[MadeModule]]
 
 
 def search_plan(
-    module: ir.Module, options: Namespace, given: dict[str, str], file: str, stderr: TextIO, make: Make
+    module: ir.Module,
+    options: Namespace,
+    given: dict[str, str],
+    file: str,
+    stderr: TextIO,
+    make: Make,
+    compiles: Compiles | None,
 ) -> ir.Module:
     """Returns the module that `make` makes by the best plan.
 
     Reports on `stderr` which plan that is, and by how much the others lost.
 
-    `given` are the options of passes by name. `make` takes a module of its own and a command line on which nothing is
-    open.
+    `given` are the options of passes by name. `make` takes what gives a module of its own, a command line on which
+    nothing is open, and the name of what that asks for. With `compiles` it has its plans compiled.
 
     Raises:
         RhinoError: RHI-SOLVE-001 where no plan fits, what reading the module raises, RHI-CLI-003.
@@ -84,11 +93,13 @@ def search_plan(
         setup = replace(setup, tolerances=(tolerance,))
 
     def make_own(plan: Decided) -> Made[MadeModule]:
-        return make(ir.Module.parse(setup.module, module.context), decided_options(options, plan))
+        return make(lambda: ir.Module.parse(setup.module, module.context), decided_options(options, plan), str(plan))
 
     with heard_at_once(_INTERRUPTED, stderr), Progress(stderr) as progress:
-        made, report = choose_plan(setup, request, make_own, progress.on_round)
+        made, report = choose_plan(setup, request, make_own, progress.on_round, compiles)
     print(report.text(), file=stderr)
+    if report.compared:
+        say_compared(report.compared, stderr)
     if options.plan_json:
         write_output(options.plan_json, (json.dumps(report.json(), indent=2) + "\n").encode(), sys.stdout.buffer)
     made.finish(report)

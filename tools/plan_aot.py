@@ -11,7 +11,8 @@ from rhino.ir.hlo.compiled import Compiled
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.plan.plan import Execution, Plan
 from rhino.ir.units import format_bytes, format_seconds
-from rhino.passes.planner.aot import LOCALIZED, as_run, compile_stages, first_form, program_of
+from rhino.passes.planner.aot import LOCALIZED, as_run, first_form, program_of
+from rhino.passes.planner.aot_parallel import compile_stages
 from rhino.passes.planner.module_facts import boundary
 from rhino.passes.planner.tables import table
 from rhino.passes.planner.unstaged_plan import ANNOTATED, annotate

@@ -15,19 +15,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from rhino.ir.cluster.cluster import parse_cluster
 from rhino.ir.cluster.hardware import Cluster, Device
 from rhino.ir.cluster.mesh import Mesh
 from rhino.ir.diagnostics import ExitCode, Place, RhinoError
 from rhino.ir.hlo.compiled import Compiled
-from rhino.ir.mlir.aliases import set_aliases, without_kept
+from rhino.ir.mlir.aliases import without_kept
 from rhino.ir.mlir.bindings import ir, make_context
 from rhino.ir.mlir.boundary import boundary_attributes, set_boundary_attributes
 from rhino.ir.mlir.manual import bytecode, wrap_manual
-from rhino.ir.mlir.reader import entry_function, read_module
+from rhino.ir.mlir.reader import entry_function
 from rhino.ir.mlir.shardings import MESH_NAME, SHARDING, layout_attribute, module_mesh
 from rhino.ir.plan.plan import Comparison, CompiledPlan, Plan
-from rhino.ir.plan.step_memory import local_bytes, memory_of
 from rhino.ir.units import format_bytes
 from rhino.passes.base import Remarks
 from rhino.passes.planner.module_facts import Unsplit
@@ -46,8 +44,8 @@ LOCALIZED: Final = "localized"
 SEARCHED: Final = "searched"
 """The name of the search's own plan among candidates."""
 
-CLOSER: Final = 0.97
-"""Times the budget that the next search has at most, where a compiled plan does not fit."""
+_CLOSER: Final = 0.97
+"""Times what a plan was predicted to take that the next may take, where it is compiled to hardly more than there is."""
 
 _EXPERTS_COMPILES: Final = 2
 """Compiles of one expert's plan: once more where it does not fit, and then the next expert has a turn."""
@@ -143,25 +141,36 @@ class Comparer:
     file: str = ""
     on_compile: Callable[[str], None] = lambda _: None
     candidates: list[Candidate] = field(default_factory=list)
+    first: Found = field(init=False)
     mesh: Mesh = field(init=False)
     compile: Compile = field(init=False)
 
     def run(self) -> Judged:
         """Returns the plan whose compiled step is the fastest of those that fit the budget once compiled."""
-        first = self.roomy({}, None)
-        self.mesh = first.plan.mesh
+        if missing := self.begin():
+            return self.uncompiled(missing)
+        if self.fitting(SEARCHED, None, self.first) is None or not self.memory_only:
+            self.compare()
+        return self.judged()
+
+    def begin(self) -> str:
+        """Searches for the first plan. Returns what is missing where nothing compiles for it; raises as `roomy`."""
+        self.first = self.roomy({}, None)
+        self.mesh = self.first.plan.mesh
         compiler = self.compiler_for(self.mesh)
         if isinstance(compiler, str):
-            return self.uncompiled(compiler)
+            return compiler
         self.compile = compiler
-        if self.fitting(SEARCHED, None, first) is None or not self.memory_only:
-            self.compare(first)
+        return ""
+
+    def judged(self) -> Judged:
+        """Returns the best plan that was compiled and fits. Raises RHI-SOLVE-001 or RHI-AOT-001 where there is none."""
         fit = [one for one in self.candidates if one.peak_bytes <= self.budget_bytes]
         if not self.candidates:
-            first_form(first.module, self.forms)  # raises why there is none
+            first_form(self.first.module, self.forms)  # raises why there is none
         if not fit:
             raise self.none_fits()
-        return Judged(first.plan, int(self.budget_bytes), fastest(fit), tuple(self.candidates))
+        return Judged(self.first.plan, int(self.budget_bytes), fastest(fit), tuple(self.candidates))
 
     def uncompiled(self, missing: str) -> Judged:
         """Returns the plan as the search alone makes it. Raises what the search raises."""
@@ -194,9 +203,9 @@ class Comparer:
         remarks = Remarks(self.file or self.name)
         return search(module, self.name, {**self.options, **options}, remarks, self.unsplit)
 
-    def compare(self, found: Found) -> None:
+    def compare(self) -> None:
         """Compiles experts' plans in the first form, then the fastest of all in the others."""
-        graph, sizes = found.costs.plan.graph, self.mesh.shape
+        graph, sizes = self.first.costs.plan.graph, self.mesh.shape
         for seed in expert_seeds(graph, sizes) if any(one.alias is not None for one in graph.arguments) else ():
             self.fitting(seed.name, seed, most=_EXPERTS_COMPILES)
         for one in sorted(self.candidates, key=lambda one: (one.peak_bytes > self.budget_bytes, one.step_s)):
@@ -211,16 +220,16 @@ class Comparer:
         `found` is what the search predicts to be the best, if it is known. How much more a plan takes than predicted is
         learned from each that does not fit.
         """
-        budget, last = self.budget_bytes, min(self.most, len(self.candidates) + (most or self.most))
+        within: int | None = None
+        last = min(self.most, len(self.candidates) + (most or self.most))
         while len(self.candidates) < last:
             try:
                 if found is None:
                     options = self.under(seed)
-                    is_first = budget == self.budget_bytes
                     found = (
                         self.roomy(options, seed)
-                        if is_first
-                        else self.search({**options, "budget": str(int(budget))}, seed)
+                        if within is None
+                        else self.search({**options, "budget": str(within)}, seed)
                     )
             except RhinoError:
                 return None  # the program or the budget does not allow it
@@ -229,8 +238,7 @@ class Comparer:
                 return None
             if candidate.peak_bytes <= self.budget_bytes:
                 return candidate
-            predicted = found.plan.predicted.peak_bytes[0]
-            budget = min(budget * CLOSER, predicted * self.budget_bytes / candidate.peak_bytes)
+            within = smaller_budget(found.plan.predicted.peak_bytes[0], candidate.peak_bytes, self.budget_bytes)
             found = None
         return None
 
@@ -278,48 +286,13 @@ class Comparer:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class CompiledStages:
-    """What a compiler made of a plan in stages: seconds and temporaries of each program, and the peak of each rank."""
+def smaller_budget(predicted_bytes: float, compiled_bytes: float, budget_bytes: float) -> int:
+    """Returns within what to search next, where a compiled plan takes more than the budget.
 
-    compiler: str
-    run_s: tuple[float, ...]
-    temp_bytes: tuple[int, ...]
-    peak_bytes: tuple[int, ...]
-
-
-def compile_stages(plan: Plan, compile_: Compile) -> CompiledStages:
-    """Returns what the compiler makes of each program of a plan in stages. Raises RHI-AOT-001 where it refuses one."""
-    execution, cluster = plan.execution, parse_cluster("\n".join(plan.cluster))
-    assert execution is not None, "the plan is in stages"
-    step, run_s, temp_bytes, compiler = execution.step, list[float](), list[int](), ""
-    for program in step.programs:
-        module = read_module(execution.modules[program.module].encode(), program.module, make_context())
-        set_aliases(entry_function(module), program.donated)
-        compiled = compile_(bytecode(module))
-        compiler, taken_over = compiled.compiler, {output for _, output in program.donated}
-        outputs = (one for number, one in enumerate(program.outputs) if number not in taken_over)
-        arrays = sum(local_bytes(one, step.mesh) for one in (*program.inputs, *outputs))
-        temp_bytes.append(max(0, compiled.peak_bytes - arrays))
-        run_s.append(compiled_step(compiled.hlo, cluster, TARGETS[cluster.device.platform]).step_s)
-    kept = plan.predicted.kept_bytes
-    peaks = tuple(one.peak_bytes + kept[rank] for rank, one in enumerate(memory_of(step, temp_bytes)))
-    return CompiledStages(compiler, tuple(run_s), tuple(temp_bytes), peaks)
-
-
-def check_stages(plan: Plan, compile_: Compile) -> None:
-    """Raises RHI-STEP-008 where a rank of a plan in stages takes more than the budget once it is compiled."""
-    found, budget = compile_stages(plan, compile_), plan.predicted.budget_bytes
-    rank = max(range(len(found.peak_bytes)), key=lambda one: found.peak_bytes[one])
-    if found.peak_bytes[rank] > budget:
-        sizes = f"{format_bytes(found.peak_bytes[rank])} per device, of {format_bytes(budget)}"
-        predicted = format_bytes(plan.predicted.peak_bytes[rank])
-        raise RhinoError(
-            "RHI-STEP-008",
-            f"rank {rank} takes {sizes}, once compiled ({found.compiler}); predicted {predicted}",
-            Place(plan.source.function),
-            fix="raise the budget, use more devices, more micro-batches or rematerialization",
-        )
+    It is what the plan was predicted to take, less in proportion to what it takes too much, and less by a little in any
+    case: so the next plan is another one.
+    """
+    return max(1, int(min(predicted_bytes * _CLOSER, predicted_bytes * budget_bytes / compiled_bytes)))
 
 
 def fastest(candidates: Sequence[Candidate]) -> Candidate:

@@ -17,7 +17,9 @@ from typing import Final, Generic, TypeVar
 
 from rhino.ir.cluster.cluster import load_cluster
 from rhino.ir.diagnostics import ExitCode, Place, RhinoError
+from rhino.ir.plan.plan import CompiledPlan
 from rhino.ir.units import fits_text, format_bytes
+from rhino.passes.planner.aot_parallel import Compiles
 from rhino.passes.planner.autotune_report import MadePlan, Report
 from rhino.passes.planner.evaluate import CONSTRAINTS, Setup, folded, make_space, pipeline_of, refusal
 from rhino.passes.planner.request import Decided, PlanRequest
@@ -47,13 +49,25 @@ NOT_MADE: Final = ("RHI-STEP-008", "RHI-SOLVE-001", "RHI-SOLVE-002", "RHI-STAGE-
 """Errors of plans that cannot be made, most for they need too much, where another may do."""
 
 
+_FAR: Final = 1.9
+"""Times the estimate of the best: what is estimated at more is not compiled to see whether it is faster.
+
+Predicted steps are 0.82 to 1.56 of those compiled for TPUs (docs/aot.md, 2026-11-24), so 1.9 of one another at most.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class Made(Generic[T]):
-    """What is made by a plan, and what that is predicted to take."""
+    """What is made by a plan, and what that is predicted to take; what was `compiled` of it, where anything was.
+
+    `compare`, of a plan in one program, lets experts' plans compete with it, and returns the best.
+    """
 
     made: T
     step_s: float
     peak_bytes: tuple[float, ...]
+    compiled: CompiledPlan | None = None
+    compare: Callable[[], Made[T]] | None = None
 
 
 Make = Callable[[Decided], Made[T]]
@@ -61,9 +75,17 @@ Make = Callable[[Decided], Made[T]]
 
 
 def choose_plan(
-    setup: Setup, request: PlanRequest, make: Make[T], on_round: Callable[[Explored], None] = lambda _: None
+    setup: Setup,
+    request: PlanRequest,
+    make: Make[T],
+    on_round: Callable[[Explored], None] = lambda _: None,
+    compiles: Compiles | None = None,
 ) -> tuple[T, Report]:
     """Returns what `make` makes of the best plan, and what became of the others; `on_round` gets each round's state.
+
+    With `compiles`, by which `make` has its plans compiled, the best is the one whose compiled step is the fastest of
+    those that fit then, unless memory is all that counts. Where none does, the search is repeated within as much less
+    as was learned.
 
     Raises:
         RhinoError: RHI-SOLVE-001 where no plan fits, RHI-SOLVE-002 where none was found, RHI-MESH-001 for more ranks
@@ -74,22 +96,42 @@ def choose_plan(
     schedule = SCHEDULES[setup.schedules[0]]
     stages = [] if request.stages is None else [num_ranks_of(schedule, request.stages)]
     _check_ranks(setup, stages, request.mesh.shape if request.mesh else ())
+    budget_bytes = setup.budget_bytes
+    end = _searched(setup, request, stages, make, on_round, compiles)
+    while end.best is None and compiles and compiles.is_open and compiles.within < setup.budget_bytes:
+        setup = replace(setup, budget_bytes=float(compiles.within))
+        end = _searched(setup, request, stages, make, on_round, compiles)
+    end.compare()
+    made, chosen = end.found()
+    plans, failed = tuple(end.plans), tuple(end.failed)
+    compared = compiles.comparison(made.compiled) if compiles and made.compiled else None
+    setup = end.setup
+    return made.made, Report(
+        end.explored, chosen, plans, failed, setup.cluster, budget_bytes, setup.layers, setup.groups, compared
+    )
+
+
+def _searched(
+    setup: Setup,
+    request: PlanRequest,
+    stages: Sequence[int],
+    make: Make[T],
+    on_round: Callable[[Explored], None],
+    compiles: Compiles | None,
+) -> _End[T]:
+    """Searches within the budget of a setup, and makes the programs of the best plans."""
     processes = request.jobs or os.cpu_count() or 1
     with closing(Workers(setup, processes)) as workers:
         setup = workers.setup = folded(setup)
         space = _space(setup, request, stages)
         explored = explore(space, workers.evaluate, on_round, request.strategy, foresee=workers.foresee)
-    end = _End(setup, explored, make)
+    end = _End(setup, explored, make, compiles)
     end.make_best()
     if end.is_open:
         with closing(Workers(setup, processes)) as workers:
             end.reopen(space, workers.evaluate, on_round, request.strategy)
         end.make_best()
-    made, chosen = end.found()
-    plans, failed = tuple(end.plans), tuple(end.failed)
-    return made.made, Report(
-        end.explored, chosen, plans, failed, setup.cluster, setup.budget_bytes, setup.layers, setup.groups
-    )
+    return end
 
 
 def _space(setup: Setup, request: PlanRequest, stages: Sequence[int]) -> Space:
@@ -141,16 +183,19 @@ def _check_ranks(setup: Setup, ranks: Sequence[int], mesh: Sequence[int]) -> Non
 class _End(Generic[T]):
     """Makes the programs of the best configurations, best first.
 
-    `plans` are those that fit, and `best` is the best of them; `failed` are the configurations of those that do not
-    fit. `known` are the outcomes for which programs were requested, if they were worth it.
+    `plans` are those that fit, and `best` is the best of them, `one` the best in one program; `failed` are the
+    configurations of those that do not fit. `known` are the outcomes for which programs were requested, if they were
+    worth it.
     """
 
     setup: Setup
     explored: Explored
     make: Make[T]
+    compiles: Compiles | None = None
     plans: list[MadePlan] = field(default_factory=list)
     failed: list[Refused] = field(default_factory=list)
     best: tuple[Made[T], MadePlan] | None = None
+    one: tuple[Made[T], MadePlan] | None = None
     known: dict[PlanConfig, Outcome] = field(default_factory=dict)
 
     def make_best(self) -> None:
@@ -162,7 +207,7 @@ class _End(Generic[T]):
         new = [one for one in self.explored.outcomes if self.known.get(one.config) is not one]
         self.known = {one.config: one for one in self.explored.outcomes}
         for estimate in self.candidates(new):
-            if self.best and (self.best[0].step_s <= estimate.step_s or not self.is_worth(estimate.config, configs)):
+            if (self.compiles and not self.compiles.is_open) or not self.is_worth(estimate, configs):
                 continue
             configs[estimate.config] = configs.get(estimate.config, 0) + 1
             try:
@@ -173,8 +218,13 @@ class _End(Generic[T]):
                 self.explored.is_complete = False
                 break
         for estimate in self.close(new):
-            if self.best is None:
+            if self.best is None and (self.compiles is None or self.compiles.is_open):
                 self.take(estimate)
+
+    def compare(self) -> None:
+        """Lets experts' plans compete with the best plan in one program, as far as compiles are left."""
+        if self.is_compared and self.one and self.one[0].compare:
+            self.add(self.one[0].compare(), self.one[1].estimate)
 
     def found(self) -> tuple[Made[T], MadePlan]:
         """Returns the best that was made. Raises RHI-SOLVE-001 and -002 where nothing was."""
@@ -190,24 +240,39 @@ class _End(Generic[T]):
     @property
     def is_open(self) -> bool:
         """Says whether the search has left something that may take less than what was made; if it came to its end."""
-        return (
-            self.best is not None
-            and self.explored.is_complete
-            and is_open(self.explored, self.best[0].step_s, self.done)
-        )
+        return self.best is not None and self.explored.is_complete and is_open(self.explored, self.least_s, self.done)
+
+    @property
+    def least_s(self) -> float:
+        """The least step of programs that were made, as predicted."""
+        return min(one.step_s for one in self.plans)
+
+    @property
+    def is_compared(self) -> bool:
+        """Says whether compiled steps decide."""
+        return self.compiles is not None and not self.compiles.memory_only
 
     def reopen(self, space: Space, evaluate: Evaluate, on_round: Callable[[Explored], None], strategy: str) -> None:
         """Looks at what was cut off, or passed over, at less than the step of the programs of the best plan."""
-        assert self.best is not None, "there is a step to beat"
-        self.explored = reopen(self.explored, self.best[0].step_s, self.done, space, evaluate, on_round, strategy)
+        self.explored = reopen(self.explored, self.least_s, self.done, space, evaluate, on_round, strategy)
 
-    def is_worth(self, config: PlanConfig, made: dict[PlanConfig, int]) -> bool:
+    def is_worth(self, estimate: Estimate, made: dict[PlanConfig, int]) -> bool:
         """Says whether one more plan may be made, given how many of each configuration were made.
 
-        A configuration without stages always may: estimates leave nothing open there.
+        It may where it is estimated to be faster than the best; where plans are compiled, where it is not far behind. A
+        configuration without stages always may: estimates leave nothing open there.
         """
+        if self.best is None:
+            return True
+        config, most_s = estimate.config, self.least_s
+        if self.is_compared:
+            most_s = _FAR * min(one.estimate.step_s for one in self.plans)
+        if estimate.step_s >= most_s:
+            return False
         if config in made:
             return sum(made.values()) - len(made) < MOST_SCHEDULES
+        if self.is_compared:
+            return True
         return len(made) < MOST_MADE or config.stages == 1
 
     def candidates(self, outcomes: Sequence[Outcome]) -> list[Estimate]:
@@ -241,17 +306,28 @@ class _End(Generic[T]):
         try:
             made = self.make(decided(estimate))
         except RhinoError as error:
-            if error.id not in NOT_MADE:
+            if error.id not in (*NOT_MADE, "RHI-AOT-001"):
                 raise
             by = f", {estimate.schedule}" if estimate.schedule else ""
             self.failed.append(
                 Refused(estimate.config, f"{error.what}{by}", by_memory=error.exit_code == ExitCode.DOES_NOT_FIT)
             )
             return
-        plan = MadePlan(estimate, made.step_s, made.peak_bytes)
+        self.add(made, estimate)
+
+    def add(self, made: Made[T], estimate: Estimate) -> None:
+        """Notes a plan whose programs were made and fit, and takes it if it is the best."""
+        plan = MadePlan(estimate, made.step_s, made.peak_bytes, made.compiled)
         self.plans.append(plan)
-        if self.best is None or made.step_s < self.best[0].step_s:
+        if self.best is None or self.order_s(plan) < self.order_s(self.best[1]):
             self.best = made, plan
+        if made.compare and (self.one is None or self.order_s(plan) < self.order_s(self.one[1])):
+            self.one = made, plan
+
+    def order_s(self, plan: MadePlan) -> float:
+        """Returns the step by which plans are compared: as compiled, or else as predicted."""
+        compiled = plan.compiled if self.is_compared else None
+        return plan.step_s if compiled is None or compiled.compiled_s is None else compiled.compiled_s
 
     def none_fits(self) -> RhinoError:
         """Returns the error where there is no plan: the step's own, where every configuration is refused with it."""

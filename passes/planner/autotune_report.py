@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any, Final
 
-from rhino.ir.plan.plan import Alternative, Autotuning, Plan
+from rhino.ir.plan.plan import Alternative, Autotuning, Comparison, CompiledPlan, Plan
 from rhino.ir.units import format_seconds, peak_text
 from rhino.strategies.autotune.base import CutOff, Estimate, Explored, PlanConfig, Refused
 
@@ -23,11 +23,17 @@ NOTABLE: Final = 0.001
 
 @dataclass(frozen=True, slots=True)
 class MadePlan:
-    """A plan whose programs were made: as it was estimated, and what it came to once they were there."""
+    """A plan whose programs were made: as it was estimated, and what it came to once they were there, and compiled."""
 
     estimate: Estimate
     step_s: float
     peak_bytes: tuple[float, ...]
+    compiled: CompiledPlan | None = None
+
+    @property
+    def compiled_s(self) -> float | None:
+        """The compiled step, None where nothing was compiled."""
+        return None if self.compiled is None else self.compiled.compiled_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +57,7 @@ class Report:
     `made` are the plans whose programs were made and fit, `failed` the configurations of those that did not;
     `budget_bytes` is per device. Of a deep step, configurations were compared with so many `groups` for the alike
     `layers` of each stretch, and what is said of plans whose programs were not made is of these. Steps of programs are
-    compared with those of programs, and estimates with estimates.
+    compared with those of programs, and estimates with estimates. `compared` is what a compiler made of plans.
     """
 
     explored: Explored
@@ -62,6 +68,7 @@ class Report:
     budget_bytes: float
     layers: tuple[int, ...] = ()
     groups: int = 0
+    compared: Comparison | None = None
 
     def text(self) -> str:
         """Returns the summary."""
@@ -78,6 +85,9 @@ class Report:
             "configurations that were planned "
             f"({_counts(self.explored)}){ended}",
         ]
+        if self.compared and self.chosen.compiled_s is not None:
+            num = len(self.compared.plans)
+            lines.append(f"  {format_seconds(self.chosen.compiled_s)} once compiled, the best of {num} that were")
         lines += [
             f"  compared with {count:,} equal layers in {self.groups} groups, whose layers share their shardings"
             for count in self.layers
@@ -115,6 +125,9 @@ class Report:
 
     def made_loss(self, plan: MadePlan) -> str:
         """Returns by what a plan loses whose programs were made."""
+        if plan.compiled_s is not None and self.chosen.compiled_s is not None:
+            slower = _part(plan.compiled_s - self.chosen.compiled_s, self.chosen.compiled_s)
+            return f"{abs(slower):.1%} {'slower' if slower >= 0 else 'faster'} once compiled"
         return f"{_part(plan.step_s - self.chosen.step_s, self.chosen.step_s):.1%} slower once its programs were made"
 
     def loss(self, one: Estimate) -> str:
@@ -153,7 +166,8 @@ class Report:
         bound_s = min(self.explored.bound_s, self.chosen.step_s)
         tuning = Autotuning(self.explored.requested_by[self.chosen.estimate.config], self.explored.num_requested)
         predicted = replace(plan.predicted, at_least_s=bound_s)
-        return replace(plan, predicted=predicted, autotuning=tuning, alternatives=tuple(self.alternatives()))
+        found = replace(plan, predicted=predicted, autotuning=tuning, alternatives=tuple(self.alternatives()))
+        return replace(found, compared=self.compared) if self.compared else found
 
     def alternatives(self) -> Iterator[Alternative]:
         """Yields the alternatives: other plans, best first, then configurations cut off, then refused ones."""
@@ -175,6 +189,7 @@ class Report:
             "budget_bytes": self.budget_bytes,
             "plan": _plan_json(one),
             "predicted_step_s": self.chosen.step_s,
+            **({} if self.chosen.compiled_s is None else {"compiled_step_s": self.chosen.compiled_s}),
             "predicted_peak_bytes": list(self.chosen.peak_bytes),
             **_estimate_json(one),
             "bound_s": min(self.explored.bound_s, self.chosen.step_s),

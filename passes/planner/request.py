@@ -11,7 +11,7 @@ from rhino.ir.cluster.mesh import Mesh, mesh_of_shape
 from rhino.ir.units import parse_size
 from rhino.passes.sharding.planning_pass import AUTO
 from rhino.strategies.autotune import DEFAULT as BEST
-from rhino.strategies.autotune.base import MOST
+from rhino.strategies.autotune.base import MOST, PlanConfig
 from rhino.strategies.pipeline.schedules import DEFAULT, SCHEDULES, find_schedule, num_ranks_of
 
 COMPARE, MEMORY = "compare", "memory"
@@ -39,6 +39,11 @@ class Decided:
     mesh: tuple[int, ...]
     micro_batches: int
     remat: float
+
+    def __str__(self) -> str:
+        """Says the configuration, and the schedule where there is one."""
+        config = PlanConfig(self.stages // self.chunks, self.mesh, self.micro_batches, self.remat)
+        return f"{config}, {self.schedule}" if self.schedule else str(config)
 
 
 @dataclass(frozen=True, slots=True)

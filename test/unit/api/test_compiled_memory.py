@@ -175,7 +175,6 @@ def test_a_refusal_speaks_of_keywords():
         ({"aot": "speed"}, "aot is 'speed'"),
         ({"compiles": 3}, "compiles is given, and nothing is compiled"),
         ({"aot": True, "compiles": 0}, "compiles is 0"),
-        ({"aot": True, "stages": 2}, "aot=True is given, and the plan may have stages"),
     ],
 )
 def test_what_aot_does_not_take_is_refused(options, words):
