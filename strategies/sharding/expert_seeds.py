@@ -4,7 +4,8 @@
     zero-1      as dp, what only the optimizer keeps is split
     zero-3      as dp, parameters are split too
     tp          no batch dim is split: what is, the search finds (Megatron's columns and rows, experts, classes)
-    dp x tp     on two axes, dp or zero-3 along the outer and tp along the inner one
+    megatron    columns and rows of weights split as Megatron splits them, all other arguments whole
+    dp x tp     on two axes, dp or zero-3 along the outer and tp or megatron along the inner one
 
 Which arguments are which is read from the graph (`rhino.strategies.structure.axis_roles`), not from names: inputs are
 those that a step only reads, parameters those carried ones that meet a batch dim, all other carried ones are the
@@ -19,10 +20,11 @@ from typing import Final, Literal
 
 from rhino.ir.graph.graph import Graph
 from rhino.strategies.structure.axis_roles import Roles
+from rhino.strategies.structure.columns_and_rows import column_and_row_dims
 
-Style = Literal["dp", "zero-1", "zero-3", "tp"]
+Style = Literal["dp", "zero-1", "zero-3", "tp", "megatron"]
 _DATA: Final[tuple[Style, ...]] = ("dp", "zero-1", "zero-3")
-_MODEL: Final[Style] = "tp"
+_MODEL: Final[tuple[Style, ...]] = ("tp", "megatron")
 
 Dims = tuple[tuple[int, ...], ...]
 """For each dim of an argument, the numbers of the axes that split it, outermost first."""
@@ -43,19 +45,59 @@ class Seed:
 
 def expert_seeds(graph: Graph, sizes: Sequence[int]) -> Iterator[Seed]:
     """Yields experts' plans for a graph on a mesh of axes of these sizes, outermost first."""
-    roles = Roles(graph)
-    parameters = _parameters(graph, roles)
+    experts = _Experts(graph, sizes)
     for styles in _styles(len(sizes)):
-        dims = tuple(_dims(graph, roles, number, parameters, styles, sizes) for number in range(len(graph.arguments)))
-        names = dict.fromkeys(styles)
-        yield Seed(" x ".join(names), tuple("model" if style == _MODEL else "" for style in styles), dims)
+        if "megatron" not in styles or experts.columns_and_rows:
+            roles = tuple("model" if style == "tp" else "" for style in styles)
+            yield Seed(" x ".join(dict.fromkeys(styles)), roles, experts.arguments(styles))
 
 
 def _styles(num_axes: int) -> Iterator[tuple[Style, ...]]:
-    for style in (*_DATA, _MODEL):
-        yield (style,) * num_axes
+    for style in (*_DATA, *_MODEL):
+        if num_axes == 1 or style != "megatron":
+            yield (style,) * num_axes
     for outer in (_DATA[0], _DATA[-1]) if num_axes > 1 else ():
-        yield (*((outer,) * (num_axes - 1)), _MODEL)
+        for inner in _MODEL:
+            yield (*((outer,) * (num_axes - 1)), inner)
+
+
+class _Experts:
+    """What experts read from a graph. Megatron splits along the innermost axis."""
+
+    def __init__(self, graph: Graph, sizes: Sequence[int]) -> None:
+        self.graph, self.sizes, self.roles = graph, sizes, Roles(graph)
+        self.parameters = _parameters(graph, self.roles)
+        self.columns_and_rows = column_and_row_dims(graph, self.roles, sizes[-1])
+
+    def arguments(self, styles: Sequence[Style]) -> tuple[Dims | None, ...]:
+        """Returns how arguments lie."""
+        return tuple(self._dims(number, styles) for number in range(len(self.graph.arguments)))
+
+    def _dims(self, number: int, styles: Sequence[Style]) -> Dims | None:
+        """Returns how an argument lies: inputs by their batch dim, state by the style of each axis."""
+        argument, shape = self.graph.arguments[number], list(self.graph.type_of(number).shape)
+        if argument.alias is None and not self.roles.batch_dims(number):
+            return None
+        if argument.alias is not None and "tp" in styles:
+            return None
+        dims: list[list[int]] = [[] for _ in shape]
+        # Megatron's axis comes first: data parallelism takes what is left.
+        for axis, style in sorted(enumerate(styles), key=lambda one: (one[1] not in _MODEL, one[0])):
+            dim = self._split(number, style, shape, self.sizes[axis])
+            if dim is not None and shape[dim] % self.sizes[axis] == 0:
+                shape[dim] //= self.sizes[axis]
+                dims[dim].append(axis)
+        return tuple(tuple(sorted(axes)) for axes in dims)
+
+    def _split(self, number: int, style: Style, shape: Sequence[int], size: int) -> int | None:
+        """Returns the dim of an argument that a style splits, of the shape that other axes leave."""
+        if self.graph.arguments[number].alias is None:
+            return None if style in _MODEL else min(self.roles.batch_dims(number))
+        if style == "megatron":
+            return self.columns_and_rows.get(number)
+        splits = style == "zero-3" or (style == "zero-1" and number not in self.parameters)
+        largest = max(range(len(shape)), key=lambda dim: shape[dim] * (shape[dim] % size == 0), default=None)
+        return largest if splits else None
 
 
 def _parameters(graph: Graph, roles: Roles) -> frozenset[int]:
@@ -80,29 +122,3 @@ def _parameters(graph: Graph, roles: Roles) -> frozenset[int]:
                         seen.add(result)
                         open_values.append(result)
     return frozenset(found)
-
-
-def _dims(
-    graph: Graph, roles: Roles, number: int, parameters: frozenset[int], styles: Sequence[Style], sizes: Sequence[int]
-) -> Dims | None:
-    """Returns how an argument lies: inputs by their batch dim, state by the style of each axis."""
-    argument, shape = graph.arguments[number], list(graph.type_of(number).shape)
-    dims: list[list[int]] = [[] for _ in shape]
-    if argument.alias is None:
-        batch = sorted(roles.batch_dims(number))
-        if not batch:
-            return None
-        for axis, style in enumerate(styles):
-            if style != "tp" and shape[batch[0]] % sizes[axis] == 0:
-                shape[batch[0]] //= sizes[axis]
-                dims[batch[0]].append(axis)
-        return tuple(map(tuple, dims))
-    if "tp" in styles:
-        return None
-    for axis, style in enumerate(styles):
-        splits = style == "zero-3" or (style == "zero-1" and number not in parameters)
-        largest = max(range(len(shape)), key=lambda dim: shape[dim] * (shape[dim] % sizes[axis] == 0), default=None)
-        if splits and largest is not None and shape[largest] % sizes[axis] == 0:
-            shape[largest] //= sizes[axis]
-            dims[largest].append(axis)
-    return tuple(map(tuple, dims))

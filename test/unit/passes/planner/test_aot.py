@@ -82,6 +82,8 @@ def test_experts_plans_lie_as_experts_say():
     assert all(is_split("zero-1", path) for path in moments)
     assert not any(is_split("zero-1", path) for path in params)
     assert not is_split("tp", batch)
+    columns_and_rows = [((), ("x",)), (("x",), ())]
+    assert [lie[SEARCHED][path] for path in state] == columns_and_rows * 2, "Megatron's plan is the search's own here"
 
 
 def test_a_plan_that_is_compiled_to_too_much_is_searched_again_within_less():
