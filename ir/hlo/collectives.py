@@ -2,13 +2,14 @@
 
 A payload is the sum of the operands' bytes, times the group's size where the collective gathers: this holds for
 combined collectives of tuple shape and for asynchronous `-start` forms alike, whose result shapes also hold operands
-and contexts.
+and contexts. A broadcast counts as a gather of what one device has, for it takes as long; a `send` as a permutation,
+whose other side is its `recv`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
@@ -27,7 +28,12 @@ _KINDS: Final = {
     "all-to-all": "all_to_all",
     "ragged-all-to-all": "all_to_all",
     "collective-permute": "collective_permute",
+    "collective-broadcast": "all_gather",
+    "send": "collective_permute",
 }
+_SENT_ONCE: Final = "collective-broadcast"
+"""Gathers of which one device has all of what is sent."""
+_TO_HOST: Final = "is_host_transfer=true"
 _GROUPS_LISTED: Final = re.compile(r"replica_groups=\{(\{[\d,{}]*\})\}")
 _GROUPS_IOTA: Final = re.compile(
     r"replica_groups=\[(?P<shape>[\d,]+)\]<=\[(?P<dims>[\d,]+)\](?:T\((?P<order>[\d,]+)\))?"
@@ -40,7 +46,7 @@ _CONTINUED: Final = re.compile(r'"async_collective_fusion_config":\{[^}]*"flag_s
 _STARTS, _ENDS = "AsyncCollectiveStart", "AsyncCollectiveDone"
 """What it calls in the first and in the last of these fusions."""
 _CHANNEL: Final = re.compile(r"channel_id=(\d+)")
-_PAIRS: Final = re.compile(r"source_target_pairs=\{(\{.*?\})\}")
+_PAIRS: Final = re.compile(r'source_target_pairs="?\{(\{.*?\})\}')
 _PAIR: Final = re.compile(r"\{(\d+),(\d+)\}")
 
 
@@ -70,8 +76,9 @@ def collectives_of(program: Program, name: str) -> dict[str, list[Collective]]:
     body, found, seen = program.computations[name], dict[str, list[Collective]](), dict[str, None]()
     for own, op in body.items():
         inside = program.inside(op)
-        is_async = op.opcode.endswith("-start") or any(_STARTS in one.attributes for one in inside.values())
-        for one, home in ((op, body), *((one, inside) for one in inside.values())):
+        starts = any(_STARTS in one.attributes for one in inside.values())
+        is_async = starts or op.opcode == "send" or op.opcode.endswith("-start")
+        for one, home in ((op, body), *_within(program, inside)):
             continues = bool(_CONTINUED.search(one.attributes))
             collective = _collective(one, home, program.num_partitions, is_async=is_async or continues)
             if collective is None or (continues and collective.channel in seen):
@@ -81,17 +88,32 @@ def collectives_of(program: Program, name: str) -> dict[str, list[Collective]]:
     return found
 
 
+def _within(program: Program, inside: Computation) -> Iterator[tuple[Instruction, Computation]]:
+    """Yields what a fusion or an asynchronous computation does, calls and fusions in it included."""
+    for op in inside.values():
+        yield op, inside
+        called = program.called(op) if op.opcode in ("call", "fusion", "async-start") else ()
+        for name in called[:1]:
+            yield from _within(program, program.computations[name])
+
+
+def channel_of(op: Instruction) -> str:
+    """Returns the channel that an instruction names; empty where it names none."""
+    found = _CHANNEL.search(op.attributes)
+    return found[1] if found else ""
+
+
 def awaited_channel(program: Program, op: Instruction) -> str:
     """Returns the channel of the collective that a fusion waits for to its end; empty where it does not."""
     inside = program.inside(op)
     if not any(_ENDS in one.attributes for one in inside.values()):
         return ""
-    return next((found[1] for one in inside.values() if (found := _CHANNEL.search(one.attributes))), "")
+    return next((found for one in inside.values() if (found := channel_of(one))), "")
 
 
 def _collective(op: Instruction, body: Computation, num_partitions: int, *, is_async: bool) -> Collective | None:
     kind = _KINDS.get(op.opcode.removesuffix("-start"))
-    if kind is None:
+    if kind is None or _TO_HOST in op.attributes:
         return None
     groups = _groups(op.attributes, num_partitions)
     if groups.shape[1] == 1 or not groups.size or (kind == "collective_permute" and not _moves(groups)):
@@ -99,8 +121,9 @@ def _collective(op: Instruction, body: Computation, num_partitions: int, *, is_a
     sent = [array for name in op.operands if name in body for array in arrays(body[name].shape)]
     num_bytes = sum(array.num_bytes for array in sent)
     largest = max(sent, key=lambda array: array.num_bytes, default=None)
-    payload, channel = payload_bytes(kind, num_bytes, num_bytes * groups.shape[1]), _CHANNEL.search(op.attributes)
-    return Collective(kind, payload, largest.dtype if largest else "", groups, is_async, channel[1] if channel else "")
+    gathered = num_bytes if op.opcode.startswith(_SENT_ONCE) else num_bytes * groups.shape[1]
+    payload = payload_bytes(kind, num_bytes, gathered)
+    return Collective(kind, payload, largest.dtype if largest else "", groups, is_async, channel_of(op))
 
 
 def hlo_stats(text: str) -> CollectiveStats:

@@ -17,7 +17,7 @@ from typing import Final
 from rhino.ir.cluster.cluster import MeshAxis, axis_of_groups
 from rhino.ir.cluster.hardware import Cluster
 from rhino.ir.graph.collective_stats import Count
-from rhino.ir.hlo.collectives import Collective, awaited_channel, collectives_of
+from rhino.ir.hlo.collectives import Collective, awaited_channel, channel_of, collectives_of
 from rhino.ir.hlo.kernels import FREE, Product, kernel_of
 from rhino.ir.hlo.text import Computation, Instruction, Program, parse_hlo
 from rhino.strategies.cost.cost_model import collective_s
@@ -165,7 +165,9 @@ class _Walk:
             case opcode if opcode.endswith("-done"):
                 for copy in op.operands:
                     run.wait_for_copy(copy)
-                self.wait(run, op.operands)
+                self.wait(run, [*op.operands, channel_of(op)])
+            case "recv":
+                pass  # its `-done` waits for the `send` of its channel
             case _:
                 awaited = awaited_channel(self.program, op)
                 if not (begun or awaited) or _multiplies(self.program.inside(op)):
@@ -190,7 +192,7 @@ class _Walk:
         run.count((collective.kind, collective.dtype, collective.is_async), 1, collective.num_bytes, seconds)
         run.wire_free = max(run.now, run.wire_free) + seconds
         if collective.is_async:
-            run.finish[name] = run.finish[collective.channel] = run.wire_free
+            run.finish |= {one: run.wire_free for one in (name, collective.channel) if one}
         else:
             run.pass_until(run.wire_free)
 

@@ -212,6 +212,11 @@ HLO = """HloModule m, num_partitions=8
   ROOT %u = (s32[], /*index=1*/f32[4]{0}) tuple(%i, %r)
 }
 
+%wrapped (v: (s32[], f32[4])) -> (s32[], f32[4]) {
+  %v = (s32[], f32[4]{0}) parameter(0)
+  ROOT %c = (s32[], f32[4]{0}) call(%v), to_apply=%body
+}
+
 %cond (t: (s32[], f32[4])) -> pred[] {
   %t = (s32[], f32[4]{0}) parameter(0)
   ROOT %p = pred[] constant(true)
@@ -275,6 +280,19 @@ ONE_OF_ALL = "replica_groups={{0,1,2,3,4,5,6,7}}"
             "  %d = (s32[], f32[4]{0}) async-done(%r), calls=%body",
             {"all_reduce": Count(1, 16)},
         ),
+        (
+            "%r = ((s32[], f32[4]{0}), (s32[], f32[4]{0}), u32[]) async-start(%t), calls=%wrapped\n"
+            "  %d = (s32[], f32[4]{0}) async-done(%r)",
+            {"all_reduce": Count(1, 16)},
+        ),
+        ("%r = f32[16]{0} collective-broadcast(%a), replica_groups={{0,1,2,3}}", {"all_gather": Count(1, 64)}),
+        (
+            "%r = (f32[2]{0}, u32[], token[]) recv(%k), channel_id=1\n"
+            "  %s = (f32[2]{0}, u32[], token[]) send(%b, %k), channel_id=1, "
+            'frontend_attributes={_xla_send_recv_source_target_pairs="{{0,1}}"}',
+            {"collective_permute": Count(1, 8)},
+        ),
+        ("%s = (f32[2]{0}, u32[], token[]) send(%b, %k), channel_id=1, is_host_transfer=true", {}),
         (
             "%w = (s32[], f32[4]{0}) while(%t), condition=%cond, body=%body, "
             'backend_config={"known_trip_count":{"n":"7"},"known_init_step":{"init":"0","step":"1"}}',

@@ -105,3 +105,40 @@ def test_a_copy_beforehand_goes_on_while_products_leave_the_memory_idle(size, le
   %d = f32[{size},1000]{{1,0:S(1)}} copy-done(%s)
 """
     assert step(lines).kernels_s == pytest.approx(4e-3 + left_s * 4e-3)
+
+
+@pytest.mark.parametrize("call", [True, False])
+def test_a_collective_behind_an_asynchronous_start_is_hidden_whether_it_is_called_or_not(call):
+    gather = f"  ROOT %g = f32[8000] all-gather(%p), channel_id=1, {GROUPS}, dimensions={{0}}\n"
+    inside = f"%gather (p: f32[1000]) -> f32[8000] {{\n  %p = f32[1000] parameter(0)\n{gather}}}\n"
+    if call:
+        body = "  %q = f32[1000] parameter(0)\n  ROOT %c = f32[8000] call(%q), to_apply=%gather\n"
+        inside += f"\n%wrapped (q: f32[1000]) -> f32[8000] {{\n{body}}}\n"
+    lines = f"""  %a = f32[1000] parameter(0)
+  %s = ((f32[1000]), f32[8000]) async-start(%a), calls=%{"wrapped" if call else "gather"}
+  %n = f32[1000] negate(%a)
+  %d = f32[8000] async-done(%s)
+"""
+    found = step(lines, inside)
+    assert found.step_s == pytest.approx(WIRE_S)
+    assert found.kernels_s == pytest.approx(NEGATE_S)
+    assert [(one.kind, one.is_async, one.count.num) for one in found.collectives] == [("all_gather", True, 1)]
+
+
+def test_what_is_received_is_waited_for_until_it_is_sent():
+    pairs = 'frontend_attributes={_xla_send_recv_source_target_pairs="{{0,1},{1,0}}"}'
+    found = step(f"""  %a = f32[1000] parameter(0)
+  %t = token[] after-all()
+  %r = (f32[1000], u32[], token[]) recv(%t), channel_id=3, {pairs}
+  %s = (f32[1000], u32[], token[]) send(%a, %t), channel_id=3, {pairs}
+  %b = f32[10] parameter(1)
+  %n = f32[10] negate(%b)
+  %sd = token[] send-done(%s), channel_id=3
+  %rd = (f32[1000], token[]) recv-done(%r), channel_id=3
+""")
+    assert [(one.kind, one.dtype, one.is_async, tuple(one.count)) for one in found.collectives] == [
+        ("collective_permute", "f32", True, (1, 4000))
+    ]
+    assert found.kernels_s == pytest.approx(80e-9)
+    assert found.step_s == pytest.approx(found.collectives[0].seconds)
+    assert found.step_s > found.kernels_s
