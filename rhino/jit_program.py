@@ -45,13 +45,15 @@ class JitProgram:
     def compiled_bytes(self, values: tuple[Any, ...]) -> int:
         """Returns the bytes of a device's memory that the program takes, compiled for these arguments.
 
-        jit keeps what is compiled here for the call itself.
+        Returns 0 where XLA does not say. jit keeps what is compiled here for the call itself.
         """
         try:
             lowered = self.run.lower(*values)
         except ValueError:  # some of it is committed to another place
             lowered = self.run.lower(*self.place(values))
         stats = lowered.compile().memory_analysis()
+        if stats is None:
+            return 0
         kept = stats.argument_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes
         return int(kept + stats.temp_size_in_bytes)
 

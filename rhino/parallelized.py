@@ -29,6 +29,7 @@ from rhino.passes.sharding.planning_pass import AUTO
 from rhino.pins import Pins, pin_texts
 from rhino.plan import Plan
 from rhino.plan_options import LEVEL, PlanOptions
+from rhino.runtime.distributed.jax_job import most_of_processes
 from rhino.stage_programs import StagePrograms
 from rhino.state import make_state
 from rhino.strategies.pipeline.schedules import find_schedule
@@ -67,6 +68,8 @@ class Parallelized:
         self._watched: tuple[Getter, ...] = ()
         self._verified: set[Key] = set()
         self._fitting: set[Key] = set()  # their compiled programs were seen to fit the budget
+        self._refused: dict[Key, RhinoError] = {}  # no compiled program fits the budget
+        self._has_state = False  # `init` has made some
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the function's own
         """Runs the function on the devices of its plan."""
@@ -124,9 +127,12 @@ class Parallelized:
                 )
             how = "plan first" if plan is None else "trace it first, which searches nothing"
             raise RhinoError("RHI-JAX-006", what, fix=f"{how}: {name}.plan(jax.eval_shape(init_fn, key), batch)")
+        self._has_state = True
         return make_state(list(self._entries.values())[-1], self._shape, argnums, init_fn, args, kwargs)
 
     def _dispatch(self, pieces: Pieces) -> Any:  # noqa: ANN401 - the function's own
+        if self._refused and (known := self._refused.get(self._shape.key(pieces))):
+            raise replace(known)
         entry = self._entry(pieces)
         self._shape.check_alive(pieces)
         own = self._shape.with_own_buffers(pieces)
@@ -148,12 +154,23 @@ class Parallelized:
     def _within_budget(self, entry: Entry, pieces: Pieces) -> Entry:
         """Returns the entry for a call, planned again within less where its compiled program is over the budget.
 
-        Raises RHI-SOLVE-001 where there is no such plan.
+        Processes of a job decide alike: by the one whose program takes most. Raises RHI-SOLVE-001 where there is no
+        such plan, which is then known.
         """
         key, budget = entry.traced.key, entry.plan.facts.predicted.budget_bytes
-        while key not in self._fitting and (compiled := entry.program.compiled_bytes(pieces.values)) > budget:
-            entry = self._smaller(entry, pieces, compiled, budget)
-        self._fitting.add(key)
+        while key not in self._fitting:
+            compiled = most_of_processes(entry.program.compiled_bytes(pieces.values))
+            if not compiled:
+                _LOG.warning("%s: XLA does not say what its compiled program takes: not checked", self._shape.name)
+            if compiled <= budget:
+                self._fitting.add(key)
+                break
+            try:
+                entry = self._smaller(entry, pieces, compiled, budget)
+            except RhinoError as error:
+                if error.exit_code == ExitCode.DOES_NOT_FIT:
+                    self._refused[key] = error
+                raise
         return entry
 
     def _smaller(self, entry: Entry, pieces: Pieces, compiled: int, budget: int) -> Entry:
@@ -177,6 +194,8 @@ class Parallelized:
         found = made.plan.facts
         facts = replace(found, predicted=replace(found.predicted, budget_bytes=budget))
         made = self._entries[key] = replace(made, plan=replace(made.plan, facts=facts))
+        if self._has_state:
+            _LOG.info("%s: what init has made is moved where the new plan wants it", name)
         return made
 
     def _entry(self, pieces: Pieces) -> Entry:

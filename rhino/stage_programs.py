@@ -73,11 +73,9 @@ class StagePrograms:
     def compiled_bytes(self, _values: tuple[Any, ...]) -> int:
         """Returns the bytes that a step takes of a device of the rank that takes most, as its programs were compiled.
 
-        Returns 0 where ranks are in several processes: none of them knows the programs of the others.
+        The ranks are those of this process; returns 0 where it has none.
         """
-        if self._spread is not None:
-            return 0
-        return max(peak + self._kept[rank] for rank, peak in self._executor.peak_bytes().items())
+        return max((peak + self._kept[rank] for rank, peak in self._executor.peak_bytes().items()), default=0)
 
     def place(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
         """Returns the arguments as they are: the executor moves what lies elsewhere."""

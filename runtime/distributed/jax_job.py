@@ -150,3 +150,12 @@ def _from_first(text: str) -> str:
     """Returns what the first process says, in every process."""
     encoded = np.frombuffer(text.encode().ljust(_LONGEST_ADDRESS, b"\0"), np.uint8)
     return bytes(np.asarray(multihost_utils.broadcast_one_to_all(encoded))).rstrip(b"\0").decode()
+
+
+def most_of_processes(number: int) -> int:
+    """Returns the largest of the numbers that the processes of a job call this with."""
+    if jax.process_count() == 1:
+        return number
+    own = np.frombuffer(number.to_bytes(8, "big"), np.uint8)  # JAX would take 64 bits for 32
+    every = np.asarray(multihost_utils.process_allgather(own)).reshape(-1, own.size)
+    return max(int.from_bytes(one.tobytes(), "big") for one in every)

@@ -11,6 +11,7 @@ from momentum_step import step as mlp_step
 import rhino
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.hlo.compiled import Compiled
+from rhino.runtime.distributed.jax_job import most_of_processes
 
 COMPILES = []
 jax.monitoring.register_event_duration_secs_listener(
@@ -84,6 +85,50 @@ def test_a_program_that_takes_more_than_the_budget_is_never_run(caplog):
             assert "it was predicted to take" in error.notes[0]
             assert budget < needed
     assert "scan_step is planned again: the compiled program of scan_step takes" in caplog.text
+
+
+def test_what_was_refused_is_refused_again_without_a_search_or_a_compile(caplog):
+    caplog.set_level(logging.INFO, "rhino")
+    free = rhino.parallelize(scan_step, cluster="cpu8", donate_argnums=0)
+    budget = int(planned(free, P, X).predicted.peak_bytes[0] * 1.01)
+    f = rhino.parallelize(scan_step, cluster="cpu8", donate_argnums=0, budget=budget)
+    first = refusal(f)
+    assert first is not None
+    caplog.clear()
+    COMPILES.clear()
+    second = refusal(f)
+    assert (second.id, second.what, COMPILES, caplog.text) == (first.id, first.what, [], "")
+
+
+def test_what_init_has_made_is_said_to_be_moved(caplog, monkeypatch):
+    caplog.set_level(logging.INFO, "rhino")
+    free = rhino.parallelize(mlp_step, cluster="cpu8", donate_argnums=0)
+    x = np.random.default_rng(4).random((64, 128), np.float32)
+    budget = planned(free, state(), x).predicted.peak_bytes[0]
+    f = rhino.parallelize(mlp_step, cluster="cpu8", donate_argnums=0, budget=budget)
+    f.plan(state(), x)
+    made = f.init(state)
+    taken = iter([2 * budget, budget])
+    monkeypatch.setattr("rhino.jit_program.JitProgram.compiled_bytes", lambda _self, _values: next(taken))
+    monkeypatch.setattr("rhino.parallelized.smaller_budget", lambda *_: budget)
+    f(made, x)
+    assert "step: what init has made is moved where the new plan wants it" in caplog.text
+
+
+def test_a_program_of_which_xla_says_nothing_runs_unchecked_and_says_so(caplog, monkeypatch):
+    monkeypatch.setattr(jax.stages.Compiled, "memory_analysis", lambda _self: None)
+    rhino.parallelize(scan_step, cluster="cpu8", donate_argnums=0)(P, X)
+    assert "scan_step: XLA does not say what its compiled program takes: not checked" in caplog.text
+
+
+def test_processes_decide_by_the_one_that_takes_most(monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    other = 5 << 32
+    row = np.frombuffer(other.to_bytes(8, "big"), np.uint8)
+    monkeypatch.setattr(
+        "rhino.runtime.distributed.jax_job.multihost_utils.process_allgather", lambda own: np.stack([own, row])
+    )
+    assert [most_of_processes(one) for one in (0, other + 1)] == [other, other + 1]
 
 
 def test_a_kept_plan_whose_program_is_over_its_budget_is_refused():
