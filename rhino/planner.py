@@ -135,7 +135,7 @@ def _marked(traced: Traced) -> int:
 
 def _one_program(traced: Traced, request: PlanRequest, module: ir.Module, options: PlanOptions) -> Planned:
     """Returns the best plan of `module` in one program; with `aot` the one that the target's compiler chooses."""
-    compiler_for = _compiler_for(traced, request, options)
+    compiler_for = _compiler_for(traced, request, options, by_jit=True)
     if compiler_for is None:
         return _predicted(traced, request, module)
     return _of_judged(traced, request, _comparer(traced, request, options, compiler_for).run())
@@ -164,11 +164,14 @@ def _searched(traced: Traced, request: PlanRequest, module: ir.Module) -> Planne
     return _of_traced(traced, module, replace(plan, sharding=replace(plan.sharding, form=form)), code)
 
 
-def _compiler_for(traced: Traced, request: PlanRequest, own: PlanOptions) -> CompilerFor | None:
-    """Returns what compiles for the cluster's meshes, if that is asked for; None where nothing does, which is told."""
+def _compiler_for(traced: Traced, request: PlanRequest, own: PlanOptions, *, by_jit: bool) -> CompilerFor | None:
+    """Returns what compiles for the cluster's meshes, if that is asked for; None where nothing does, which is told.
+
+    A plan in one program is run by jit, one in stages by the executor.
+    """
     if not own.aot:
         return None
-    found = compilers_of(load_cluster(request.cluster), compiler_of)
+    found = compilers_of(load_cluster(request.cluster), functools.partial(compiler_of, by_jit=by_jit))
     if isinstance(found, str):
         _LOG.warning("%s: the plan is as predicted, not compiled: %s", traced.name, found)
         return None
@@ -209,7 +212,7 @@ def _of_traced(traced: Traced, module: ir.Module, plan: Plan, code: bytes) -> Pl
 
 def _staged(traced: Traced, request: PlanRequest, module: ir.Module, own: PlanOptions) -> Planned:
     """Returns the plan of `module` in the stages and micro-batches of the request, compiled if that is asked."""
-    compiler_for = _compiler_for(traced, request, own)
+    compiler_for = _compiler_for(traced, request, own, by_jit=False)
     if compiler_for is None:
         return _in_stages(traced, request, module)
     compiles = _compiles(traced, request, own, compiler_for)
@@ -254,14 +257,14 @@ def _compiled_stages(traced: Traced, request: PlanRequest, compiles: Compiles, n
 
 
 def _compiled_program(
-    traced: Traced, request: PlanRequest, compiles: Compiles, name: str, own: PlanOptions
+    traced: Traced, request: PlanRequest, compiles: Compiles, name: str, own: PlanOptions, compiler_for: CompilerFor
 ) -> Made[Planned]:
     """Returns the plan in one program of a request that fits once compiled, with which experts' plans may compete."""
 
     def made(judged: Judged) -> Made[Planned]:
         return replace(_made(_of_judged(traced, request, judged)), compiled=compiles.row_of(judged))
 
-    comparer = _comparer(traced, request, own, compiles.compiler_for)
+    comparer = _comparer(traced, request, own, compiler_for)
     return replace(made(compiles.begin(name, comparer)), compare=lambda: made(compiles.compare(name, comparer)))
 
 
@@ -279,14 +282,16 @@ def _autotuned(traced: Traced, request: PlanRequest, module: ir.Module, own: Pla
     setup = Setup(
         bytecode(module), traced.name, request.cluster, float(request.budget_bytes), options, request.schedules()
     )
-    compiler_for = _compiler_for(traced, request, own)
+    compiler_for = _compiler_for(traced, request, own, by_jit=False)
+    of_jit = _compiler_for(traced, request, own, by_jit=True) if compiler_for else None
     compiles = _compiles(traced, request, own, compiler_for) if compiler_for else None
 
     def make(decided: Decided) -> Made[Planned]:
         found = request.decided(decided)
-        if compiles is not None:
-            compiled = _compiled_stages if found.schedule else functools.partial(_compiled_program, own=own)
-            return compiled(traced, found, compiles=compiles, name=str(decided))
+        if compiles is not None and found.schedule:
+            return _compiled_stages(traced, found, compiles, str(decided))
+        if compiles is not None and of_jit is not None:
+            return _compiled_program(traced, found, compiles, str(decided), own, of_jit)
         planned = _in_stages if found.schedule else _predicted
         return _made(planned(traced, found, read_traced(traced, make_context())))
 

@@ -41,7 +41,8 @@ def compiled_plan(plan: Plan, read: Callable[[], ir.Module]) -> Checked:
             RHI-PLAN-004 where the program is not the plan's.
     """
     cluster = parse_cluster("\n".join(plan.cluster))
-    compiler = compiler_of(cluster, plan.mesh)
+    by_jit = plan.execution is None and "jax" in plan.versions  # a function of JAX, in one program
+    compiler = compiler_of(cluster, plan.mesh, by_jit=by_jit)
     if isinstance(compiler, str):
         fix = "install it, or look at what is predicted: rhino-plan explain"
         raise RhinoError("RHI-AOT-002", f"the plan cannot be compiled: {compiler}", fix=fix)

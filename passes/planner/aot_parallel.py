@@ -79,10 +79,10 @@ def compile_stages(plan: Plan, compile_: Compile) -> CompiledStages:
 class Compiles:
     """Has plans of one step compiled: counts them, and learns how much more they take than predicted.
 
-    `compiler_for` gives what compiles for a mesh; `budget_bytes` is what a device may hold. Of `most` plans the first
-    half are the search's own, and all until one fits; the others are experts' plans. With `memory_only` memory is all
-    that counts. `compiled` are the plans that were, with what a comparer knows of those in one program. `within` is for
-    what to search next, as was learned from those that did not fit.
+    `compiler_for` gives what compiles stages for a mesh; `budget_bytes` is what a device may hold. Of `most` plans the
+    first half are the search's own, and all until one fits; the others are experts' plans. With `memory_only` memory is
+    all that counts. `compiled` are the plans that were, with what a comparer knows of those in one program. `within` is
+    for what to search next, as was learned from those that did not fit.
     """
 
     compiler_for: CompilerFor

@@ -43,13 +43,9 @@ MOST_S: Final = 1800.0
 
 @dataclass
 class Compiler:
-    """Compiles for one target, nothing twice.
-
-    `num_compiles` counts the processes that were started.
-    """
+    """Compiles for one target, nothing twice."""
 
     target: CompileTarget
-    num_compiles: int = 0
     known: dict[str, Compiled] = field(default_factory=dict)
 
     def compile(self, code: bytes) -> Compiled:
@@ -60,14 +56,16 @@ class Compiler:
         """
         key = hashlib.sha256(code).hexdigest()
         if key not in self.known:
-            self.num_compiles += 1
             self.known[key] = _compiled(code, self.target)
         return self.known[key]
 
 
-def compiler_of(cluster: Cluster, mesh: Mesh) -> Callable[[bytes], Compiled] | str:
-    """Returns what compiles modules for a mesh on a cluster; where nothing does, a line that says why."""
-    target = compile_target(cluster, mesh.shape)
+def compiler_of(cluster: Cluster, mesh: Mesh, *, by_jit: bool = False) -> Callable[[bytes], Compiled] | str:
+    """Returns what compiles modules for a mesh on a cluster; where nothing does, a line that says why.
+
+    They are to be run by JAX's jit, or else by the executor.
+    """
+    target = compile_target(cluster, mesh.shape, by_jit=by_jit)
     return Compiler(target).compile if isinstance(target, CompileTarget) else target
 
 
@@ -76,7 +74,16 @@ def _compiled(code: bytes, target: CompileTarget) -> Compiled:
     with tempfile.TemporaryDirectory(prefix="rhino-aot-") as folder:
         dump, source, log = (Path(folder) / name for name in ("dump", "module.mlirbc", "log"))
         source.write_bytes(code)
-        command = [sys.executable, "-P", "-c", _COMMAND, target.platform, target.device, json.dumps(target.mesh)]
+        command = [
+            sys.executable,
+            "-P",
+            "-c",
+            _COMMAND,
+            target.platform,
+            target.device,
+            json.dumps(target.mesh),
+            json.dumps(target.by_jit),
+        ]
         with (
             log.open("wb") as errors,
             subprocess.Popen(

@@ -30,12 +30,14 @@ class CompileTarget:
     """For what to compile: a platform, what its compiler calls the devices, and the mesh over them.
 
     `device` is a topology for TPUs ("v5e:2x4"), the description of one device for GPUs (text of a
-    `GpuTargetConfigProto`), and empty for a host.
+    `GpuTargetConfigProto`), and empty for a host. `by_jit` says that JAX's jit will run the program, and not the
+    executor: on a host that orders ops otherwise.
     """
 
     platform: Platform
     device: str
     mesh: tuple[int, ...]
+    by_jit: bool = False
 
     @property
     def compiler(self) -> str:
@@ -44,23 +46,23 @@ class CompileTarget:
         return f"{name} {version(package)}"
 
 
-def compile_target(cluster: Cluster, mesh: tuple[int, ...]) -> CompileTarget | str:
+def compile_target(cluster: Cluster, mesh: tuple[int, ...], *, by_jit: bool = False) -> CompileTarget | str:
     """Returns for what the programs of a mesh on a cluster are compiled; where that cannot be, a line that says why."""
     platform = cluster.device.platform
     if missing := _missing(platform):
         return missing
     if platform == "cpu":
-        return CompileTarget(platform, "", mesh)
+        return CompileTarget(platform, "", mesh, by_jit)
     if not cluster.compile_for:
         return (
             f"cluster {cluster.name!r} does not say for what its programs are compiled: add compile_for to its file "
             "(docs/cluster.md)"
         )
     if platform == "tpu":
-        return CompileTarget(platform, cluster.compile_for, mesh)
+        return CompileTarget(platform, cluster.compile_for, mesh, by_jit)
     if cluster.compile_for not in cards():
         return f"cluster {cluster.name!r}: compile_for is {cluster.compile_for!r}, known cards are {', '.join(cards())}"
-    return CompileTarget(platform, target_config(cluster.compile_for), mesh)
+    return CompileTarget(platform, target_config(cluster.compile_for), mesh, by_jit)
 
 
 def _missing(platform: Platform) -> str:

@@ -26,7 +26,7 @@ from rhino.runtime.executor.devices import request_host_devices
 from rhino.runtime.executor.executable import OPTIONS, memory_bytes
 
 _OPTIONS: Final[dict[str, dict[str, Any]]] = {
-    "cpu": {**OPTIONS},
+    "cpu": {**OPTIONS},  # the executor's; jit has none
     "gpu": {
         "xla_gpu_autotune_level": 0,  # tuning runs kernels
         "xla_gpu_enable_analytical_sol_latency_estimator": True,  # else all collectives take as long for the schedule
@@ -38,9 +38,9 @@ _POLL_S: Final = 0.5
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Compiles: platform, device, mesh as JSON, the module's file, the folder for XLA's files."""
+    """Compiles: platform, device, mesh and whether jit will run it as JSON, the module's and XLA's file and folder."""
     Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
-    platform, device, mesh, source, dump = arguments
+    platform, device, mesh, by_jit, source, dump = arguments
     shape = tuple(json.loads(mesh))
     if platform == "cpu":
         request_host_devices(prod(shape), os.environ)
@@ -48,7 +48,9 @@ def main(arguments: Sequence[str]) -> int:
     module = read_module(Path(source).read_bytes(), source, make_context())
     if platform == "cpu":
         module = order_by_barriers(module, prod(shape))
-    options: dict[str, Any] = {"xla_dump_to": dump, "xla_dump_hlo_as_text": True, **_OPTIONS[platform]}
+    options: dict[str, Any] = {"xla_dump_to": dump, "xla_dump_hlo_as_text": True}
+    if platform != "cpu" or not json.loads(by_jit):
+        options |= _OPTIONS[platform]
     row = tuple(devices.flat)
     compile_options = compiler.get_compile_options(
         num_replicas=1,

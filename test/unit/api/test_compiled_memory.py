@@ -166,7 +166,7 @@ def test_every_form_that_a_compiler_may_choose_computes_what_one_device_does(mon
     expected = jax.jit(mlp_step)(state(), x)
     text = "HloModule m\n\nENTRY %main () -> f32[] {\n  %a = f32[8] parameter(0)\n  %n = f32[8] negate(%a)\n}\n"
     compiled = Compiled(1, (), text, "a compiler", False, 0.0)
-    monkeypatch.setattr("rhino.planner.compiler_of", lambda _cluster, _mesh: lambda _code: compiled)
+    monkeypatch.setattr("rhino.planner.compiler_of", lambda _cluster, _mesh, by_jit: lambda _code: compiled)
     chosen = set()
     for number in (0, 1, 3, 5, 7, 8):
         monkeypatch.setattr("rhino.passes.planner.aot.fastest", lambda fit, number=number: fit[number])
@@ -195,6 +195,12 @@ def test_stage_programs_over_the_budget_are_not_run(monkeypatch):
     )
     with pytest.raises(RhinoError, match=r"RHI-SOLVE-001.*the compiled program of step takes"):
         small(state(), x)
+
+
+def test_what_is_compiled_beforehand_takes_what_the_call_takes():
+    f = rhino.parallelize(scan_step, cluster="cpu8", donate_argnums=0, aot="memory")
+    compared = planned(f, P, X).compared
+    assert compared.plans[compared.chosen].compiled_bytes == compiled_bytes(f, P, X)
 
 
 def test_so_many_plans_are_compiled_as_are_allowed():

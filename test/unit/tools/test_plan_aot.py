@@ -78,7 +78,7 @@ def test_a_plan_over_its_budget_once_compiled_says_so(step, monkeypatch):
 def test_what_cannot_be_compiled_is_refused(step, monkeypatch):
     path = step.with_name("plan.json")
     run(opt, step, "--auto-shard", "--cluster=v100x8", f"--plan={path}")
-    monkeypatch.setattr("rhino.tools.plan_aot.compiler_of", lambda _cluster, _mesh: "it is not installed")
+    monkeypatch.setattr("rhino.tools.plan_aot.compiler_of", lambda _cluster, _mesh, by_jit: "it is not installed")
     code, _, errors = run(plan, "aot", path, f"--module={step}")
     assert code == 1
     assert "[RHI-AOT-002] the plan cannot be compiled: it is not installed" in errors
