@@ -19,11 +19,11 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rhino.ir.graph.collective_stats import KINDS
+from rhino.ir.hlo.kernels import kernels
 from rhino.ir.mlir.bindings import ir, make_context
 from rhino.runtime.executor.executable import Executable, compile_module, wait
 from rhino.runtime.profile import programs
 from rhino.runtime.profile.fit import LEAST_S
-from rhino.runtime.profile.hlo import kernels
 from rhino.runtime.profile.programs import DTYPES, Family, Probe
 
 _CALLS: Final = 3
@@ -126,7 +126,8 @@ def _families(num_devices: int, dtypes: Iterable[str]) -> Iterator[Family]:
 def _prepared(family: Family, devices: Sequence[jax.Device], limit_s: float) -> Iterator[_Timed]:
     for probe in family:
         executable, arguments = _compiled(probe, devices)
-        number, moved = kernels(executable.hlo_text())
+        found = list(kernels(executable.hlo_text()))
+        number, moved = sum(times for _, times in found), sum(one.num_bytes * times for one, times in found)
         one = _Timed(
             probe.group,
             probe.inner,

@@ -20,7 +20,6 @@ from rhino.ir.diagnostics import RhinoError
 from rhino.ir.graph.collective_stats import KINDS
 from rhino.runtime.profile.cluster import make_cluster
 from rhino.runtime.profile.fit import errors, fit_line
-from rhino.runtime.profile.hlo import kernels
 from rhino.runtime.profile.measure import Sample
 from rhino.tools import opt
 from rhino.tools.profile import run
@@ -151,29 +150,6 @@ def test_seconds_of_a_table_never_fall():
 def test_one_device_has_a_level_and_no_collectives():
     (level,) = make_cluster("mine", samples(1), jax.devices()[:1], ORIGIN).levels
     assert (level.size, level.collectives, level.transfer) == (1, (), None)
-
-
-def test_kernels_are_counted_in_the_entry_alone():
-    hlo = """HloModule m
-
-%inner (p: f32[8]) -> f32[8] {
-  %p = f32[8]{0} parameter(0)
-  ROOT %t = f32[8]{0} tanh(%p)
-}
-
-ENTRY %main (a: f32[8]) -> (f32[8], f32[8]) {
-  %a = f32[8]{0} parameter(0)
-  %f = f32[8]{0} fusion(%a), kind=kLoop, calls=%inner
-  %s = (f32[4]{0}, f32[4]{0}) all-to-all(%a, %f), dimensions={0}
-  %g = f32[4]{0} get-tuple-element(%s), index=0
-  ROOT %r = (f32[8]{0}, f32[8]{0}) tuple(%f, %a)
-}
-"""
-    # a result and what it is made of, each once: 8 elements of 4 bytes
-    assert kernels(hlo) == (
-        2,
-        32 + 32 + 32 + 32 + 32,
-    )
 
 
 # Tables from elsewhere
