@@ -16,6 +16,7 @@ from typing import Any, Final
 import jax
 import numpy as np
 import oracle
+from binding_budgets import try_budget
 from drawn_plans import MOODS, try_plan
 from indexed_forms import MESHES, draw_form, try_form
 from models import STAGED, step_text
@@ -78,6 +79,16 @@ def programs(options: Options) -> Iterator[Tried]:
         mood, mesh = MOODS[seed % len(MOODS)], options.meshes[seed % len(options.meshes)]
         steps = random_steps(seed, options.size)
         yield tried(f"seed {seed} {mood} mesh {mesh}", try_program, steps, seed, mood, mesh, options.pad)
+
+
+def budgets(options: Options) -> Iterator[Tried]:
+    """Draw programs out of many ops, plan each within a budget that binds, and compile what is planned.
+
+    How they are drawn and planned: `binding_budgets.py`. The exit code is 1 if a program takes more than its budget.
+    """
+    request_host_devices(8, os.environ)
+    for seed in options.seeds:
+        yield tried(f"seed {seed} on {options.cluster}", try_budget, seed, options.size, options.cluster)
 
 
 def forms(options: Options) -> Iterator[Tried]:
@@ -184,6 +195,11 @@ _PROGRAMS: Final = (
     _MESHES,
     option("--pad", 1, "store dims of arguments padded to multiples of that"),
 )
+_BUDGETS: Final = (
+    option("--seeds", range(10), "programs"),
+    option("--size", 12, "steps of a program"),
+    option("--cluster", "cpu8", "for which they are planned"),
+)
 _PIPELINES: Final = (
     option("--models", list(STAGED), "names of models.py"),
     option("--stages", [2, 4], "numbers of stages"),
@@ -202,6 +218,7 @@ def _question(records: Callable[[Options], Iterator[Tried]], options: Sequence[t
 QUESTIONS: Final = {
     "plans": _question(plans, _PLANS),
     "programs": _question(programs, _PROGRAMS),
+    "budgets": _question(budgets, _BUDGETS),
     "forms": _question(forms, (option("--seeds", range(100), "forms"), _MESHES)),
     "oracle": _question(oracles, _ORACLE),
     "pipelines": Question(str(pipelines.__doc__), pipelines, _STAGED, _PIPELINES, ("schedule", "bits"), _other_bits),
