@@ -247,7 +247,8 @@ class CompiledPlan:
     """A plan that was compiled for the cluster's devices to be compared.
 
     `name` says where it comes from: the search, or an expert's plan that the search completed. `form` is that of the
-    program. Where it does not compile, `why` says so, and the compiled figures are None.
+    program. Where it does not compile, `why` says so, and the compiled figures are None. It was searched for within
+    `within_bytes`, under what the expert's plan `seed` says of arguments, if one does.
     """
 
     name: str
@@ -256,7 +257,9 @@ class CompiledPlan:
     predicted_bytes: int
     compiled_s: float | None
     compiled_bytes: int | None
-    why: str = ""
+    why: str
+    within_bytes: int
+    seed: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +269,11 @@ class Comparison:
     compiler: str
     plans: tuple[CompiledPlan, ...]
     chosen: int
+
+    @property
+    def best(self) -> CompiledPlan:
+        """The one that was taken."""
+        return self.plans[self.chosen]
 
 
 SHARD: Final = "shard"

@@ -235,7 +235,7 @@ def _comparison(data: dict[str, Any]) -> Comparison:
 
 
 def _compiled_plan(*row: Any) -> CompiledPlan:  # noqa: ANN401 - as JSON has it
-    name, form, predicted_s, predicted_bytes, compiled_s, compiled_bytes, why = row
+    name, form, predicted_s, predicted_bytes, compiled_s, compiled_bytes, why, within, seed = row
     return CompiledPlan(
         text_of(name),
         text_of(form),
@@ -244,6 +244,8 @@ def _compiled_plan(*row: Any) -> CompiledPlan:  # noqa: ANN401 - as JSON has it
         None if compiled_s is None else amount_of(compiled_s),
         None if compiled_bytes is None else number_of(compiled_bytes),
         text_of(why),
+        number_of(within),
+        text_of(seed),
     )
 
 

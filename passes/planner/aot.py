@@ -26,13 +26,19 @@ from rhino.ir.mlir.manual import bytecode, wrap_manual
 from rhino.ir.mlir.reader import entry_function
 from rhino.ir.mlir.shardings import MESH_NAME, SHARDING, layout_attribute, module_mesh
 from rhino.ir.plan.plan import Comparison, CompiledPlan, Plan
+from rhino.ir.program.named_tensors import argument_tensors
+from rhino.ir.program.program import read_program
+from rhino.ir.request.patterns import matches
 from rhino.ir.units import format_bytes
 from rhino.passes.base import Remarks
 from rhino.passes.planner.module_facts import Unsplit
 from rhino.passes.planner.request import MOST_COMPILES
 from rhino.passes.planner.unstaged_plan import ANNOTATED, Found, search
+from rhino.passes.registry import shard_in_parts
 from rhino.passes.sharding.localize import localized_copy
 from rhino.passes.sharding.planning_pass import Target, write_mesh
+from rhino.passes.textual_pipelines import build_pass_manager
+from rhino.passes.with_rules import run_on_functions
 from rhino.strategies.cost.compiled_step import CompiledStep, compiled_step
 from rhino.strategies.cost.cost_model import CostModel
 from rhino.strategies.cost.target import TARGETS
@@ -87,7 +93,8 @@ class Candidate:
         step_s = None if self.step is None else self.step.step_s
         peak_bytes = None if self.compiled is None else self.compiled.peak_bytes
         figures = (predicted.step_s, predicted.peak_bytes[0], step_s, peak_bytes)
-        return CompiledPlan(self.name, self.form, *figures, self.why)
+        seed = "" if self.name == SEARCHED else self.name
+        return CompiledPlan(self.name, self.form, *figures, self.why, predicted.budget_bytes, seed)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -244,12 +251,8 @@ class Comparer:
 
     def under(self, seed: Seed | None) -> dict[str, str]:
         """Returns the options that hold a search on the mesh, and under a seed."""
-        found = {"mesh": str(self.mesh)}
-        roles = zip(self.mesh.names, seed.roles, strict=True) if seed else ()
-        texts = [f"{axis}={role}" for axis, role in roles if role]
-        if texts and "axis-role" not in self.options:
-            found["axis-role"] = ";".join(texts)
-        return found
+        roles = seed_roles(seed, self.mesh, self.options) if seed else {}
+        return {"mesh": str(self.mesh), **roles}
 
     def add(self, name: str, form: str, found: Found) -> Candidate | None:
         """Compiles a plan in a form; None where it has no such form, or compiles are spent. What is known is known."""
@@ -324,14 +327,34 @@ def as_run(code: bytes) -> bytes:
     return bytecode(module) if without_kept(module, entry_function(module.operation)) else code
 
 
-def write_seed(module: ir.Module, seed: Seed, mesh: Mesh, device: Device) -> None:
-    """Writes what a seed says of arguments onto a module, but for those of which its user says something."""
+def seed_roles(seed: Seed, mesh: Mesh, options: Mapping[str, str]) -> dict[str, str]:
+    """Returns the option by which axes have the roles of a seed; nothing where the user has given them roles."""
+    texts = [f"{axis}={role}" for axis, role in zip(mesh.names, seed.roles, strict=True) if role]
+    return {"axis-role": ";".join(texts)} if texts and "axis-role" not in options else {}
+
+
+def seed_of(module: ir.Module, name: str, options: Mapping[str, str], mesh: Mesh) -> Seed:
+    """Returns the expert's plan of a name for a module and the options of its passes. Annotates the module."""
+    rewriting, _ = shard_in_parts(options)
+    build_pass_manager(rewriting, module.context, Remarks()).run(module.operation)
+    with module.context, ir.Location.unknown():
+        run_on_functions(module.operation, "sdy-populate-op-sharding-rules")
+        graph = read_program(entry_function(module), mesh).graph
+    return next(seed for seed in expert_seeds(graph, mesh.shape) if seed.name == name)
+
+
+def write_seed(module: ir.Module, seed: Seed, mesh: Mesh, device: Device, but: Sequence[str] = ()) -> None:
+    """Writes what a seed says of arguments onto a module, but for those of which its user says something.
+
+    Those whose names match the patterns `but` are left out.
+    """
     entry = entry_function(module.operation)
     with module.context, ir.Location.unknown():
         write_mesh(module.operation, Target(MESH_NAME, mesh, CostModel(device, ())))
         name = (module_mesh(module.operation) or (MESH_NAME, mesh))[0]
         attributes = boundary_attributes(entry, "arg")
-        for dims, own in zip(seed.arguments, attributes, strict=True):
-            if dims is not None and SHARDING not in own:
+        for tensor, dims, own in zip(argument_tensors(entry, ""), seed.arguments, attributes, strict=True):
+            left_out = any(matches(pattern, one, ".") for pattern in but for one in tensor.names)
+            if dims is not None and SHARDING not in own and not left_out:
                 own[SHARDING] = layout_attribute(name, mesh.names, dims)
         set_boundary_attributes(entry, "arg", attributes)

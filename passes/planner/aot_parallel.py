@@ -114,19 +114,19 @@ class Compiles:
         Raises:
             RhinoError: RHI-STEP-008 where it does not fit within two compiles, or `most`; what `make` raises.
         """
-        made = self._made(make)
+        within, made = self._made(make)
         for number in range(_TRIES):
             plan = plan_of(made)
             self.on_compile(name)
-            row, found = self._compiled(name, plan)
+            row, found = self._compiled(name, plan, within)
             peaks = found.peak_bytes
             rank = max(range(len(peaks)), key=lambda one: peaks[one])
             if peaks[rank] <= self.budget_bytes:
                 return made, row
-            self.within = smaller_budget(plan.predicted.peak_bytes[rank], peaks[rank], self.budget_bytes)
+            self.within = within = smaller_budget(plan.predicted.peak_bytes[rank], peaks[rank], self.budget_bytes)
             if number + 1 < _TRIES and self.left > 0:
                 try:
-                    made = make(self.within)
+                    made = make(within)
                 except RhinoError as error:
                     if error.exit_code != ExitCode.DOES_NOT_FIT:
                         raise
@@ -154,26 +154,26 @@ class Compiles:
         """Returns the row of the plan that is the best of one program."""
         return next(row for row, one in self.compiled if one is judged.best)
 
-    def _made(self, make: Callable[[int], T]) -> T:
-        """Returns what is made within what was learned from other plans; within the budget where that is too little."""
+    def _made(self, make: Callable[[int], T]) -> tuple[int, T]:
+        """Returns what is made within what was learned from other plans, or the budget if that is too little; both."""
         if self.within < self.budget_bytes:
             try:
-                return make(self.within)
+                return self.within, make(self.within)
             except RhinoError as error:
                 if error.exit_code != ExitCode.DOES_NOT_FIT:
                     raise
-        return make(self.budget_bytes)
+        return self.budget_bytes, make(self.budget_bytes)
 
-    def _compiled(self, name: str, plan: Plan) -> tuple[CompiledPlan, CompiledStages]:
+    def _compiled(self, name: str, plan: Plan, within: int) -> tuple[CompiledPlan, CompiledStages]:
         predicted = plan.predicted
         figures = (predicted.step_s, predicted.largest_peak_bytes)
         try:
             found = compile_stages(plan, self.compiler_for(plan.mesh))
         except RhinoError as error:
-            self.compiled.append((CompiledPlan(name, LOCALIZED, *figures, None, None, error.what), None))
+            self.compiled.append((CompiledPlan(name, LOCALIZED, *figures, None, None, error.what, within), None))
             raise
         self.compiler = found.compiler
-        row = CompiledPlan(name, LOCALIZED, *figures, found.step_s, max(found.peak_bytes))
+        row = CompiledPlan(name, LOCALIZED, *figures, found.step_s, max(found.peak_bytes), "", within)
         self.compiled.append((row, None))
         return row, found
 

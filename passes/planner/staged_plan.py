@@ -99,7 +99,7 @@ def cut_options(plan: Plan, cluster: str) -> dict[str, str]:
     splits = {"split-backward": "true"} if plan.schedule and find_schedule(plan.schedule).splits_backward else {}
     own = {"num": plan.num_micro_batches, "stages": plan.num_stages, "ranks": plan.num_ranks, "mesh": plan.mesh}
     own |= {"schedule": plan.schedule or DEFAULT}
-    budget = {"budget": plan.predicted.budget_bytes}
+    budget = {"budget": plan.compared.best.within_bytes if plan.compared else plan.predicted.budget_bytes}
     return {**plan.options, **splits, **{name: str(one) for name, one in (own | budget).items()}, "cluster": cluster}
 
 

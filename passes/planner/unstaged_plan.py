@@ -134,7 +134,12 @@ def annotate(
 
 
 def search_options(plan: Plan, cluster: str) -> dict[str, str]:
-    """Returns the options with which `search` finds a plan again; `cluster` names its cluster's file."""
+    """Returns the options with which `search` finds a plan again; `cluster` names its cluster's file.
+
+    A plan that its compiler chose was searched for within what the compiler made of others.
+    """
     batches = {} if plan.num_micro_batches == 1 else {"num": str(plan.num_micro_batches)}
     budget = max(1, plan.predicted.budget_bytes - plan.predicted.kept_bytes[0])
+    if plan.compared:
+        budget = plan.compared.best.within_bytes
     return {**plan.options, **batches, "cluster": cluster, "mesh": str(plan.mesh), "budget": str(budget)}

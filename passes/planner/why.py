@@ -20,14 +20,17 @@ from typing import Final
 
 import numpy as np
 
+from rhino.ir.cluster.cluster import load_cluster
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.mlir.bindings import ir
+from rhino.ir.mlir.manual import bytecode
 from rhino.ir.plan.plan import Cost, Plan, common_name, folded, key_dims
 from rhino.ir.request.constraints import parse_pin
 from rhino.ir.request.patterns import RESULT, dotted, matches, nearest
 from rhino.ir.units import PEAK, format_bytes, format_seconds, peak_text
 from rhino.passes.base import Remarks
 from rhino.passes.pipeline.pipeline_stages import StageCut
+from rhino.passes.planner.aot import seed_of, seed_roles, write_seed
 from rhino.passes.planner.diff import diff_text
 from rhino.passes.planner.explain import alternatives_text
 from rhino.passes.planner.module_facts import Unsplit, digest
@@ -131,7 +134,10 @@ def why_text(module: ir.Module, plan: Plan, name: str) -> str:
     """
     if name == PLAN:
         return "\n".join(alternatives_text(plan)) or "nothing else was looked at"
-    return reasons_text(replanned(module, plan), name)
+    found = reasons_text(replanned(module, plan), name)
+    expert = plan.compared.best.seed if plan.compared else ""
+    words = f"the compiler chose the expert's plan {expert}: arguments lie as that says, the rest was searched for"
+    return f"{found}\n{words}" if expert else found
 
 
 def notable_reasons(module: ir.Module, plan: Plan) -> list[Why]:
@@ -160,12 +166,18 @@ def why_not_text(module: ir.Module, plan: Plan, pin: str) -> str:
 def again(module: ir.Module, plan: Plan, pins: Sequence[str] = ()) -> Found:
     """Returns what the same search finds for the one program of `plan`, with `pins` as more constraints.
 
-    It annotates `module`.
+    It annotates `module`. Where an expert's plan was completed, what that says holds but for the arguments of `pins`.
     """
     _check_program(module, plan)
     with _cluster_file(plan.cluster) as cluster:
         options = {**search_options(plan, cluster), "pin": _pins_of(plan.options, pins)}
         given = {name: text for name, text in options.items() if text}
+        if plan.compared and (expert := plan.compared.best.seed):
+            copy = ir.Module.parse(bytecode(module), module.context)
+            seed = seed_of(copy, expert, given, plan.mesh)
+            device, but = load_cluster(cluster).device, [dotted(parse_pin(pin).pattern) for pin in pins]
+            write_seed(module, seed, plan.mesh, device, but)
+            given |= seed_roles(seed, plan.mesh, given)
         found = search(module, plan.source.function, given, Remarks(plan.source.function), _unsplit(plan))
     return replace(found, plan=_named_as(plan, found.plan))
 
@@ -186,7 +198,7 @@ def replanned(module: ir.Module, plan: Plan) -> Replanned:
     results = tuple(one.path for one in plan.results)
     if plan.execution is None:
         found = again(module, plan)
-        budget = max(1, plan.predicted.budget_bytes - plan.predicted.kept_bytes[0])
+        budget = found.plan.predicted.budget_bytes
         return Replanned(
             found.module, found.costs, found.answer, found.solver, limits, budget, results, peak_of(found.costs.choice)
         )

@@ -16,6 +16,7 @@ from rhino.ir.plan.files import load_plan, save_plan
 from rhino.passes.planner.aot import LOCALIZED, SEARCHED, Comparer, smaller_budget
 from rhino.passes.planner.explain import explain_text
 from rhino.passes.planner.unstaged_plan import ANNOTATED
+from rhino.passes.planner.why import again, why_not_text, why_text
 from rhino.runtime.aot.compile import compiler_of
 
 CLUSTER = load_cluster("cpu8")
@@ -194,3 +195,38 @@ def test_the_next_budget_is_less_than_the_plan_was_predicted_to_take(predicted, 
     found = smaller_budget(predicted, compiled, 100)
     assert 1 <= found < max(2, predicted)
     assert found <= max(1, predicted * 100 / compiled)
+
+
+def chosen(name, text, **options):
+    """The plan that a comparer would have taken, had that been the fastest."""
+    judged = comparer(FakeCompiler(), text=text, forms=(LOCALIZED,), **options).run()
+    return replace(judged, best=next(one for one in judged.candidates if one.name == name)).plan()
+
+
+@pytest.mark.parametrize("name", ["dp", "zero-3", "tp"])
+def test_why_searches_within_the_experts_plan_that_was_taken(name):
+    text = jax.jit(step, donate_argnums=0).lower(*shapes_of(batch=512)).as_text(debug_info=True).encode()
+    plan = chosen(name, text)
+    assert plan.compared.best.seed == name
+
+    def read():
+        return read_module(text, "step.mlir", make_context())
+
+    found = again(read(), plan).plan
+    assert [one.dims for one in found.arguments] == [one.dims for one in plan.arguments]
+    assert found.predicted.step_s == pytest.approx(plan.predicted.step_s)
+    weight = plan.arguments[2].path
+    words = why_text(read(), plan, weight)
+    assert words.endswith(f"the expert's plan {name}: arguments lie as that says, the rest was searched for")
+    other = why_not_text(read(), plan, f"{weight}=[{{x}}, {{}}]" if name != "zero-3" else f"{weight}=[{{}}, {{}}]")
+    assert weight in other
+    assert "cannot be" not in other
+
+
+def test_why_searches_within_what_a_plan_was_found_within():
+    judged = comparer(FakeCompiler(peaks=(1 << 20, 1 << 10)), budget=700_000, memory_only=True).run()
+    plan = judged.plan()
+    assert plan.predicted.budget_bytes == 700_000 > plan.compared.best.within_bytes
+    found = again(read_module(TEXT, "step.mlir", make_context()), plan).plan
+    assert [one.dims for one in found.arguments] == [one.dims for one in plan.arguments]
+    assert found.predicted.step_s == pytest.approx(plan.predicted.step_s)
