@@ -13,14 +13,13 @@ from functools import partial
 from itertools import pairwise, product
 from pathlib import Path
 
-import gpt
 import mlp
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_up_plans import cut_off
 from training import export_step
-from zoo import GPT, MLP
+from zoo import MLP
 
 from rhino.ir.mlir.bindings import ir, make_context
 from rhino.ir.mlir.manual import bytecode
@@ -347,8 +346,8 @@ def test_a_link_carries_one_micro_batch_after_the_other(name: str):
 @pytest.fixture(scope="module")
 def step(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small training step in a folder of its own."""
-    path: Path = tmp_path_factory.mktemp("step") / "gpt.mlir"
-    path.write_text(export_step(gpt.model(replace(GPT, layers=1))), encoding="utf-8")
+    path: Path = tmp_path_factory.mktemp("step") / "mlp.mlir"
+    path.write_text(export_step(mlp.model(replace(MLP, batch=8))), encoding="utf-8")
     return path
 
 
