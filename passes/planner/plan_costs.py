@@ -36,8 +36,8 @@ from rhino.passes.sharding.choose_shardings import ShardingChoice
 from rhino.strategies.choice.choice import Choice
 from rhino.strategies.choice.sharding_plan import ShardingPlan, Transfer
 from rhino.strategies.cost.candidates import State
+from rhino.strategies.cost.cost_model import step_seconds
 from rhino.strategies.cost.nodes import Node
-from rhino.strategies.cost.wire import narrow
 from rhino.strategies.solver.answer import Answer
 from rhino.strategies.solver.problem import Problem
 
@@ -74,12 +74,16 @@ class PlanCosts:
 
     @cached_property
     def transfers(self) -> tuple[tuple[Transfer, float], ...]:
-        """The collectives, with their seconds in a step."""
-        model, known = self.choice.model, narrow(self.plan.graph, self.choice.model.target)
-        return tuple(
-            (one, one.times * model.move_s(one.move.narrowed() if known.is_moved(one.value, one.reader) else one.move))
-            for one in self.plan.transfers()
-        )
+        """The collectives, with the seconds that a step waits for them."""
+        model, known, windows, graph = self.choice.model, self.choice.narrow, self.choice.windows, self.plan.graph
+        found: list[tuple[Transfer, float]] = []
+        for path in filter(None, self.plan.paths()):
+            value, reader = path[0].value, path[0].reader
+            moves = [one.move.narrowed() if known.is_moved(value, reader) else one.move for one in path]
+            window_s = windows.window_s(value, reader) if windows else None
+            seconds = step_seconds(model, graph.type_of(value), moves, window_s)
+            found += [(one, one.times * alone_s) for one, alone_s in zip(path, seconds, strict=True)]
+        return tuple(found)
 
     @cached_property
     def kept(self) -> tuple[Problem, Ints]:
@@ -146,7 +150,22 @@ class PlanCosts:
         for one, seconds in self.transfers:
             if one.reader is None and not graph.type_of(one.value).shape:
                 found[int(graph.value_op[one.value])] -= seconds
+        for op, seconds in self._copied_s():
+            found[op] += seconds
         return [max(0.0, seconds) for seconds in found]
+
+    def _copied_s(self) -> Iterator[tuple[int, float]]:
+        """Yields ops, and the seconds in which what they read or give is brought to a nearer memory or from there."""
+        plan, graph, costs = self.plan, self.plan.graph, self.choice.op_costs
+        if not costs.near_bytes:
+            return
+        for op, (state, times) in enumerate(zip(plan.ops, graph.times().tolist(), strict=True)):
+            for value, needed in zip(graph.operands(op).tolist(), state.operand_specs, strict=True):
+                if costs.is_fetched(value, op):
+                    yield op, times * costs.fetch_s(graph.type_of(value), plan.specs[value], needed)
+        for value, wanted in zip(graph.returns, plan.returned, strict=True):
+            if (op := int(graph.value_op[value])) >= 0:
+                yield op, costs.write_s(graph.type_of(value), plan.specs[value], wanted)
 
     def memory(self) -> Memory:
         """Returns the bytes alive over the schedule, and what they are at the peak."""

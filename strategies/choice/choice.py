@@ -12,6 +12,9 @@ from rhino.ir.arrays import Ints
 from rhino.ir.graph.graph import Graph
 from rhino.strategies.cost.cost_model import CostModel
 from rhino.strategies.cost.nodes import Node
+from rhino.strategies.cost.op_costs import OpCosts
+from rhino.strategies.cost.overlap import Windows
+from rhino.strategies.cost.wire import Narrow
 from rhino.strategies.solver.problem import Problem
 
 
@@ -31,6 +34,8 @@ class MemoryCounts(Protocol):
 class Choice:
     """The choice problem of one graph on a mesh, with what each node stands for.
 
+    `op_costs`, `narrow` and `windows` are what the problem's seconds were worked out with.
+
     What choices keep in memory is no part of it until it is asked for: tables of bytes are larger than those of seconds
     by far, and not needed where the best choice of all fits.
     """
@@ -40,6 +45,9 @@ class Choice:
     nodes: tuple[Node, ...]
     problem: Problem
     builder: MemoryCounts
+    op_costs: OpCosts
+    narrow: Narrow
+    windows: Windows | None
 
     @property
     def has_memory(self) -> bool:

@@ -47,22 +47,25 @@ class ShardingPlan:
 
     def transfers(self) -> Iterator[Transfer]:
         """Yields every collective, in program order."""
+        for path in self.paths():
+            yield from path
+
+    def paths(self) -> Iterator[tuple[Transfer, ...]]:
+        """Yields the collectives of each way of a value from spec to spec, in program order."""
         graph = self.graph
         for op, (state, times) in enumerate(zip(self.ops, graph.times().tolist(), strict=True)):
             for value, need in zip(graph.operands(op).tolist(), state.operand_specs, strict=True):
-                yield from self._between(value, op, self.specs[value], need, times)
+                yield self._between(value, op, self.specs[value], need, times)
             for value, comes in zip(graph.results(op), state.result_specs, strict=True):
-                yield from self._between(value, None, comes, self.specs[value], times)
+                yield self._between(value, None, comes, self.specs[value], times)
         for value, wanted in zip(graph.returns, self.returned, strict=True):
-            yield from self._between(value, None, self.specs[value], wanted, 1)
+            yield self._between(value, None, self.specs[value], wanted, 1)
 
-    def _between(self, value: int, reader: int | None, source: Spec, target: Spec, times: int) -> Iterator[Transfer]:
+    def _between(self, value: int, reader: int | None, source: Spec, target: Spec, times: int) -> tuple[Transfer, ...]:
         kind = self.graph.type_of(value)
         steps = moves(kind.num_bytes, len(kind.shape), source, target, self.sizes)
         assert steps is not None, (value, reader, source, target)
-        for move in steps:
-            if move.kind != "slice":
-                yield Transfer(value, reader, source, target, move, times)
+        return tuple([Transfer(value, reader, source, target, move, times) for move in steps if move.kind != "slice"])
 
 
 def implied(graph: Graph, op: int, specs: Sequence[Spec], sizes: tuple[int, ...]) -> State | None:

@@ -25,7 +25,7 @@ kernel of its own: an op that is computed inside its reader's loop is none. A ta
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from math import inf
 
@@ -135,15 +135,54 @@ def collective_s(axis: MeshAxis, kind: str, num_bytes: float) -> float:
 
 
 def reshard_seconds(
-    model: CostModel, kind: TensorType, given: Sequence[int], needed: Sequence[int], *, is_narrow: bool = False
+    model: CostModel,
+    kind: TensorType,
+    given: Sequence[int],
+    needed: Sequence[int],
+    *,
+    is_narrow: bool = False,
+    window_s: float | None = None,
 ) -> Floats:
     """Returns the seconds to reshard a tensor from each given spec to each needed one [given, needed].
 
-    They are infinite where there is no path. `is_narrow` says that it is moved in elements half as wide.
+    They are infinite where there is no path. `is_narrow` says that it is moved in elements half as wide. `window_s` is
+    what is computed meanwhile of a tensor that others need not wait for: gathers are hidden by that, and collectives
+    that the target's compiler joins take their part of the time of the first byte.
     """
     affine, which = _affine(model, tuple(given), tuple(needed), is_narrow)
-    seconds: Floats = affine[:, 0] + affine[:, 1] * kind.num_bytes
+    fixed, slope, gather_fixed, gather_slope, joined = affine.T
+    seconds: Floats = fixed + slope * kind.num_bytes
+    if window_s is None:
+        seconds = seconds + gather_fixed + gather_slope * kind.num_bytes
+    else:
+        left = _left(model, kind.num_bytes)
+        gathers = gather_fixed * (1 - left * ("all_gather" in model.target.joined)) + gather_slope * kind.num_bytes
+        seconds = seconds - left * joined + np.maximum(0, gathers - window_s)
     return seconds[which]
+
+
+def _left(model: CostModel, num_bytes: int) -> float:
+    """Returns the part of a joined collective that other tensors are."""
+    return 1 - min(1.0, num_bytes / model.target.joined_bytes)
+
+
+def step_seconds(
+    model: CostModel, kind: TensorType, steps: Sequence[ReshardStep], window_s: float | None
+) -> tuple[float, ...]:
+    """Returns what `reshard_seconds` counts for each step of a tensor's path."""
+    seconds = [model.move_s(step) for step in steps]
+    if window_s is None:
+        return tuple(seconds)
+    for number, step in enumerate(steps):
+        if step.kind in model.target.joined:
+            seconds[number] -= _left(model, kind.num_bytes) * model.move_s(replace(step, num_bytes=0))
+    if not model.target.hides_gathers(model.device):
+        return tuple(seconds)
+    gathers = [number for number, step in enumerate(steps) if step.kind == "all_gather"]
+    gathers_s = sum(seconds[number] for number in gathers)
+    for number in gathers:
+        seconds[number] *= max(0.0, 1 - window_s / gathers_s) if gathers_s else 1.0
+    return tuple(seconds)
 
 
 _PROBE = 1 << 40
@@ -155,31 +194,44 @@ A reshard's seconds are affine in the bytes, but for rounding to whole bytes.
 
 @lru_cache(maxsize=4096)
 def _affine(model: CostModel, given: tuple[int, ...], needed: tuple[int, ...], is_narrow: bool) -> tuple[Floats, Ints]:
-    """Returns the seconds per reshard and per byte of each kind of pair [kinds, 2], and the kinds [given, needed].
+    """Returns the seconds of each kind of pair [kinds, 5], as `_pair_s` has them, and the kinds [given, needed].
 
     The kinds are those of pairs of specs that occur.
     """
     known = _pair_s(model, is_narrow)
     pairs, which = pair_classes(given, needed, len(model.axes))
-    return np.array([known(pair) for pair in pairs], dtype=np.float64).reshape(-1, 2), which
+    return np.array([known(pair) for pair in pairs], dtype=np.float64).reshape(-1, 5), which
+
+
+_Seconds = tuple[float, float, float, float, float]
 
 
 @lru_cache(maxsize=64)
-def _pair_s(model: CostModel, is_narrow: bool) -> Callable[[Pair], tuple[float, float]]:
-    """Returns a function of a pair of specs: the seconds of the path for no bytes, and per byte of the whole tensor."""
-    sizes = model.sizes
+def _pair_s(model: CostModel, is_narrow: bool) -> Callable[[Pair], _Seconds]:
+    """Returns a function of a pair of specs: the seconds of the path for no bytes, and per byte of the whole tensor.
+
+    The same of gathers that may be hidden follow, which the first two are without; and of those the part for no bytes
+    that is of collectives which may be joined.
+    """
+    sizes, target = model.sizes, model.target
 
     def move_s(step: ReshardStep) -> float:
         return model.move_s(step.narrowed() if is_narrow else step)
 
-    @cache
-    def of_steps(steps: tuple[PartedStep, ...]) -> tuple[float, float]:
+    def affine(steps: Sequence[PartedStep]) -> tuple[float, float]:
         fixed, probe = (sum([move_s(step.move(num_bytes)) for step in steps]) for num_bytes in (0, _PROBE))
         return fixed, (probe - fixed) / _PROBE
 
     @cache
-    def seconds(pair: Pair) -> tuple[float, float]:
+    def of_steps(steps: tuple[PartedStep, ...]) -> _Seconds:
+        gathers = [step for step in steps if step.kind == "all_gather" and target.hides_gathers(model.device)]
+        others = [step for step in steps if step not in gathers]
+        joined, _ = affine([step for step in others if step.kind in target.joined])
+        return *affine(others), *affine(gathers), joined
+
+    @cache
+    def seconds(pair: Pair) -> _Seconds:
         steps = parted_path(*pair, sizes)
-        return (inf, 0.0) if steps is None else of_steps(steps)
+        return (inf, 0.0, 0.0, 0.0, 0.0) if steps is None else of_steps(steps)
 
     return seconds

@@ -31,3 +31,15 @@ class Use(NamedTuple):
     type: int
     times: int
     is_narrow: bool
+
+
+class Way(NamedTuple):
+    """A use with what its time depends on beside the specs at its ends.
+
+    `is_fetched` and `is_returned` say that the value comes from the device's own memory by a copy, or goes there.
+    """
+
+    use: Use
+    window_s: float | None
+    is_fetched: bool
+    is_returned: bool

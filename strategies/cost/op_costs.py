@@ -5,6 +5,11 @@ What lies in memory is the program's: a value that is computed inside who reads 
 what the program takes and gives and what its loops carry. A value fits that takes half of it, for an op has an operand
 and a result there at once. XLA:TPU brings out what stays for long, and back, beside products that leave the memory
 idle, so that costs nothing here (libtpu 0.0.51: GPT, BERT, MoE and T5 for v5e-8, 2026-11-24).
+
+What a product takes of the program's own arguments is brought into that memory by a copy, and is so whether the product
+would leave the memory idle or not: of whole weights, such copies are waited for in the steps of optimizers, where all
+that is done is to read and write (the same, GPT, BERT and ViT). A weight that is gathered comes there by the gather. A
+result that is gathered is written from there.
 """
 
 from __future__ import annotations
@@ -14,7 +19,7 @@ from collections.abc import Sequence, Set
 from rhino.ir.graph.graph import Graph, TensorType
 from rhino.ir.graph.spec import REPLICATED, Spec, num_parts
 from rhino.strategies.cost.candidates import State
-from rhino.strategies.cost.cost_model import CostModel, reshard_seconds
+from rhino.strategies.cost.cost_model import PRODUCTS, CostModel, reshard_seconds
 
 _READS_PART = frozenset({"stablehlo.gather", "stablehlo.slice", "stablehlo.dynamic_slice"})
 """Ops that read as much of their first operand as they write."""
@@ -71,7 +76,7 @@ class OpCosts:
         for position, (value, kind, spec) in enumerate(
             zip(graph.operands(op).tolist(), cls.operands, state.operand_specs, strict=True)
         ):
-            if self.from_memory[value]:
+            if self.from_memory[value] and not self.is_fetched(value, op):
                 partly = position == 0 and cls.name in _READS_PART
                 whole = self.read_bytes(value, self.local_bytes(kind, spec))
                 moved += min(*results, whole) if partly else whole
@@ -80,6 +85,20 @@ class OpCosts:
     def read_bytes(self, value: int, size: int) -> int:
         """Returns the bytes of the device's own memory that reading a value takes that has `size` bytes on it."""
         return size if self.is_given[value] or size > self.near_bytes else 0
+
+    def is_fetched(self, value: int, op: int) -> bool:
+        """Says whether a value comes to an op by a copy of its own, whose time depends on how the value is stored."""
+        return self.near_bytes > 0 and self.is_given[value] and self.graph.cls(op).name in PRODUCTS
+
+    def fetch_s(self, kind: TensorType, given: Spec, needed: Spec) -> float:
+        """Returns the seconds of bringing a value into the nearer memory: none if a collective does, and it fits."""
+        size = self.local_bytes(kind, needed)
+        return size / self.model.device.memory_bytes_per_s if given == needed or size > self.near_bytes else 0.0
+
+    def write_s(self, kind: TensorType, given: Spec, needed: Spec) -> float:
+        """Returns the seconds of bringing a result out of the nearer memory, if a collective has gathered it there."""
+        before, after = self.local_bytes(kind, given), self.local_bytes(kind, needed)
+        return after / self.model.device.memory_bytes_per_s if self.near_bytes and after > before else 0.0
 
     def local_bytes(self, kind: TensorType, spec: Spec) -> int:
         """Returns the bytes of a tensor on one device."""

@@ -16,11 +16,20 @@ class Target:
     """A platform and its compiler.
 
     `f32_products` says in what element type, and in how many passes, products of f32 are computed, by the precision of
-    their operands: "default" (StableHLO's DEFAULT), "high" and "highest".
+    their operands: "default" (StableHLO's DEFAULT), "high" and "highest". `hides_gathers_on` are beginnings of devices'
+    kinds on which gathers of weights go on while something is computed. Collectives of the kinds in `joined` are sent
+    together with others of their kind, about `joined_bytes` at a time, where these need not wait for each other.
     """
 
     platform: Platform
     f32_products: dict[str, tuple[str, int]] = field(default_factory=dict)
+    hides_gathers_on: tuple[str, ...] = ()
+    joined: frozenset[str] = frozenset()
+    joined_bytes: int = 1
+
+    def hides_gathers(self, device: Device) -> bool:
+        """Says whether gathers of weights go on while a device computes."""
+        return device.kind.startswith(self.hides_gathers_on)
 
     def product(self, dtype: str, precision: str) -> tuple[str, int]:
         """Returns the element type that a matrix unit multiplies, and in how many passes, for operands of `dtype`."""
@@ -42,8 +51,20 @@ class Target:
 TARGETS: Final[dict[Platform, Target]] = {
     "cpu": Target("cpu"),
     # JAX's documentation of `default_matmul_precision`: TF32 on NVIDIA GPUs that have it (compute capability 8.0 on).
-    "gpu": Target("gpu", {"default": ("tf32", 1), "high": ("tf32", 1)}),
+    # Collectives have `-start` and `-done` in what XLA:GPU of jaxlib 0.10.2 compiles; the thresholds of its combiners
+    # are the defaults in xla/service/collective_utils.h, 30 MiB each.
+    "gpu": Target(
+        "gpu",
+        {"default": ("tf32", 1), "high": ("tf32", 1)},
+        ("",),
+        frozenset({"all_gather", "reduce_scatter", "all_reduce"}),
+        30 * 2**20,
+    ),
     # The same page: one pass of bf16 for the default, three for "high", six for "highest".
-    "tpu": Target("tpu", {"default": ("bf16", 1), "high": ("bf16", 3), "highest": ("bf16", 6)}),
+    # libtpu 0.0.51 fuses gathers, and nothing else, into what is computed meanwhile (`async_collective_fusion_config`):
+    # for v5e, not for v5p and v6e (GPT, and three products in a row, 2026-11-24). JAX calls that chip "TPU v5 lite".
+    "tpu": Target(
+        "tpu", {"default": ("bf16", 1), "high": ("bf16", 3), "highest": ("bf16", 6)}, ("TPU v5e", "TPU v5 lite")
+    ),
 }
 """The targets by platform."""

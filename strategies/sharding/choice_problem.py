@@ -14,6 +14,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
+from typing import Final
 
 import numpy as np
 
@@ -22,14 +24,18 @@ from rhino.ir.graph.graph import BARRIER, HANDS_ON, WHILE, YIELD, Graph, materia
 from rhino.ir.graph.spec import Spec, all_specs, partial_axes, unpack
 from rhino.strategies.choice.choice import Choice
 from rhino.strategies.cost.candidates import State, keeps, strategies
-from rhino.strategies.cost.cost_model import CostModel, reshard_seconds
-from rhino.strategies.cost.nodes import Node, Use
+from rhino.strategies.cost.cost_model import CostModel, collective_s, reshard_seconds
+from rhino.strategies.cost.nodes import Node, Use, Way
 from rhino.strategies.cost.op_costs import OpCosts
+from rhino.strategies.cost.overlap import Windows, windows
 from rhino.strategies.cost.wire import narrow
 from rhino.strategies.memory.resident_rows import Memory, written_in_place
 from rhino.strategies.solver.problem import Problem
 from rhino.strategies.solver.tables import Tables
 from rhino.strategies.structure.axis_roles import Roles
+
+_DIGITS: Final = 9
+"""Digits of the seconds of windows: those that differ in rounding alone share tables."""
 
 
 class ContradictionError(Exception):
@@ -85,10 +91,12 @@ class Builder(Tables):
     """
 
     sums_of: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
-    edges: dict[tuple[int, int], list[Use]] = field(default_factory=dict)
+    edges: dict[tuple[int, int], list[tuple[Use, int, int]]] = field(default_factory=dict)
     copies: list[tuple[tuple[int, int], Use, int, int]] = field(default_factory=list)
     node_of_op: dict[int, int] = field(default_factory=dict)
     sinks: dict[int, int] = field(default_factory=dict)
+    windows: Windows | None = None
+    longest: dict[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         graph = self.graph
@@ -137,10 +145,21 @@ class Builder(Tables):
         launch_s = self.model.launch_s(len(graph.arguments) + len(graph.returns))
         if self.nodes and launch_s:  # whatever is chosen, so the first node takes it
             self.node_costs[0] = self.intern(self.tables[self.node_costs[0]] + launch_s)
+        self.windows = windows(graph, self.model, self.fastest_s())
         u, v, table = self.edge_tables()
         tables, node_table = tuple(self.tables), np.array(self.node_costs, dtype=np.int64)
         problem = Problem(tables, node_table, u, v, table, coordinates=self.coordinates())
-        return Choice(graph, self.model, tuple(self.nodes), problem, self)
+        return Choice(graph, self.model, tuple(self.nodes), problem, self, self.op_costs, self.narrow, self.windows)
+
+    def fastest_s(self) -> list[float]:
+        """Returns the seconds of each op in a step, where it runs in the fastest way [ops]."""
+        found, fastest = [0.0] * self.graph.num_ops, dict[int, float]()
+        for op, node in self.node_of_op.items():
+            table = self.node_costs[node]
+            if table not in fastest:
+                fastest[table] = float(self.tables[table].min())
+            found[op] = fastest[table]
+        return found
 
     def with_memory(self, problem: Problem) -> Problem:
         """Returns the problem that `costs` made, with the residents and tables of what each choice keeps in memory."""
@@ -352,10 +371,7 @@ class Builder(Tables):
         is_narrow = self.narrow.is_moved(value, time if is_op else None)
         times = self.times_moved(value, time)
         use = Use(swapped, self.offset[value], operand, self.value_type[value], times, is_narrow)
-        if pair in self.edges:
-            self.edges[pair].append(use)
-        else:
-            self.edges[pair] = [use]
+        self.edges.setdefault(pair, []).append((use, value, time))
         self.copies.append((pair, use, value, time))
 
     def times_moved(self, value: int, time: int) -> int:
@@ -372,9 +388,10 @@ class Builder(Tables):
         known: dict[object, int] = {}
         states = [id(node.states) for node in self.nodes]
         for (u, v), uses in self.edges.items():
-            key = (states[u], states[v], *uses)
+            ways = [self.way(u if use.swapped else v, use, value, time) for use, value, time in uses]
+            key = (states[u], states[v], *ways)
             if key not in known:
-                known[key] = self.intern(sum((self.use_table(u, v, use) for use in uses), np.zeros(())))
+                known[key] = self.intern(sum((self.way_table(u, v, way) for way in ways), np.zeros(())))
             table = known[key]
             if u == v:
                 self.node_costs[u] = self.intern(self.tables[self.node_costs[u]] + np.diagonal(self.tables[table]))
@@ -394,12 +411,34 @@ class Builder(Tables):
             s.operand_specs[use.operand] for s in self.nodes[target].states
         ]
 
-    def use_table(self, u: int, v: int, use: Use) -> Floats:
+    def way(self, target: int, use: Use, value: int, time: int) -> Way:
+        """Returns a use with what its time depends on; a window that hides all that it can is as good as any such."""
+        is_op, is_end = self.nodes[target].kind == "op", time == self.graph.num_ops
+        window_s = self.windows.window_s(value, time if is_op else None) if self.windows else None
+        if window_s:
+            window_s = inf if window_s >= self.longest_s(use) else round(window_s, _DIGITS)
+        is_fetched = is_op and self.op_costs.is_fetched(value, time)
+        return Way(use, window_s, is_fetched, is_end and self.op_costs.near_bytes > 0)
+
+    def longest_s(self, use: Use) -> float:
+        """Returns seconds that no way of a value of a use's type takes."""
+        if use.type not in self.longest:
+            num_bytes = self.graph.types[use.type].num_bytes
+            self.longest[use.type] = 2 * sum(collective_s(axis, "all_reduce", num_bytes) for axis in self.model.axes)
+        return self.longest[use.type]
+
+    def way_table(self, u: int, v: int, way: Way) -> Floats:
         """Returns the seconds of the way of one value to one reader [states of u, states of v]."""
+        use = way.use
         given, needed = self.ends(u, v, use)
         rows, columns = ({spec: place for place, spec in enumerate(dict.fromkeys(specs))} for specs in (given, needed))
         kind = self.graph.types[use.type]
-        seconds = reshard_seconds(self.model, kind, list(rows), list(columns), is_narrow=use.is_narrow)
+        seconds = reshard_seconds(
+            self.model, kind, list(rows), list(columns), is_narrow=use.is_narrow, window_s=way.window_s
+        )
+        for is_moved, moved_s in ((way.is_fetched, self.op_costs.fetch_s), (way.is_returned, self.op_costs.write_s)):
+            if is_moved:
+                seconds = seconds + np.array([[moved_s(kind, one, other) for other in columns] for one in rows])
         table = _times(seconds, use.times)[np.ix_([rows[spec] for spec in given], [columns[spec] for spec in needed])]
         return table.T if use.swapped else table
 

@@ -11,7 +11,7 @@ from rhino.strategies.sharding.choice_problem import build
 R, P, S0, S1 = REPLICATED, PARTIAL, split(0), split(1)
 
 
-DEVICE = Device("test", (("f32", 1e9),), 10**9, 1.0, 1e9, 1.0, 1.0, ())
+DEVICE = Device("test", (("f32", 1e9),), 10**9, 1.0, 1e9, 1.0, 1.0, (), "cpu")
 
 
 def model(size=2, latency_s=1e-9):

@@ -7,6 +7,7 @@ from snippets import program_of
 
 from rhino.ir.cluster.cluster import load_cluster, mesh_axes
 from rhino.ir.graph.graph import materialized
+from rhino.ir.graph.spec import REPLICATED, split
 from rhino.strategies.cost.candidates import strategies
 from rhino.strategies.cost.cost_model import CostModel
 from rhino.strategies.cost.op_costs import OpCosts
@@ -23,12 +24,16 @@ PROGRAM = f"""func.func @main(%a: {T}, %b: {T}) -> {T} {{
 WHOLE = 8 * 8 * 4
 
 
-def moved(near_bytes):
-    """The bytes that each product moves on one device, whole and with its rows split in two."""
+def costs_of(near_bytes):
     graph = program_of(PROGRAM).graph
     device = replace(CLUSTER.device, near_memory_bytes=near_bytes)
-    costs = OpCosts(graph, CostModel(device, mesh_axes(CLUSTER, (2,))), materialized(graph).tolist(), frozenset())
-    whole, rows = strategies(graph.cls(0), (2,))[:2]
+    return OpCosts(graph, CostModel(device, mesh_axes(CLUSTER, (2,))), materialized(graph).tolist(), frozenset())
+
+
+def moved(near_bytes):
+    """The bytes that each product moves on one device, whole and with its rows split in two."""
+    costs = costs_of(near_bytes)
+    whole, rows = strategies(costs.graph.cls(0), (2,))[:2]
     return [[costs.moved_bytes(op, state) for op in range(3)] for state in (whole, rows)]
 
 
@@ -38,11 +43,34 @@ def test_without_a_nearer_memory_all_is_read_and_written():
 
 @pytest.mark.parametrize("near_bytes", [2 * WHOLE, 2 * WHOLE + 1])
 def test_what_fits_half_of_a_nearer_memory_is_neither_read_nor_written(near_bytes):
-    # what the program is given is read, and what it gives is written; the others are not
-    assert moved(near_bytes) == [[2 * WHOLE, 0, 2 * WHOLE], [WHOLE + WHOLE // 2, 0, WHOLE + WHOLE // 2]]
+    # what the program gives is written; what products are given comes by copies of its own, and the others are there
+    assert moved(near_bytes) == [[0, 0, WHOLE], [0, 0, WHOLE // 2]]
 
 
 def test_what_does_not_fit_is_read_and_written():
-    assert moved(2 * WHOLE - 1)[0] == [3 * WHOLE] * 3
+    assert moved(2 * WHOLE - 1)[0] == [WHOLE, 3 * WHOLE, 2 * WHOLE]
     # of the second product, half of the result and of the first operand fit, and the second operand does not
     assert moved(2 * WHOLE - 1)[1][1] == WHOLE
+
+
+def test_what_a_product_is_given_is_fetched_unless_it_is_gathered_into_the_nearer_memory():
+    per_s = CLUSTER.device.memory_bytes_per_s
+    a, b = 0, 1
+    first = 2
+    for near_bytes, gathered in ((2 * WHOLE, 0), (2 * WHOLE - 1, WHOLE)):
+        costs = costs_of(near_bytes)
+        kind = costs.graph.type_of(a)
+        assert [costs.is_fetched(value, op) for value, op in ((a, 0), (b, 0), (b, 2), (first, 1))] == [True] * 3 + [
+            False
+        ]
+        ways = [(REPLICATED, REPLICATED), (split(0), split(0)), (split(0), REPLICATED)]
+        assert [costs.fetch_s(kind, *way) * per_s for way in ways] == pytest.approx([WHOLE, WHOLE // 2, gathered])
+    assert not costs_of(None).is_fetched(a, 0)
+
+
+def test_a_result_that_is_gathered_is_written_from_the_nearer_memory():
+    ways = [(REPLICATED, REPLICATED), (split(0), split(1)), (split(0), REPLICATED)]
+    for near_bytes, written in ((2 * WHOLE, [0, 0, WHOLE]), (None, [0, 0, 0])):
+        costs = costs_of(near_bytes)
+        found = [costs.write_s(costs.graph.type_of(0), *way) * CLUSTER.device.memory_bytes_per_s for way in ways]
+        assert found == pytest.approx(written)

@@ -652,7 +652,7 @@ LAYERS = """func.func @main(%w: tensor<64x256xf32> {tf.aliasing_output = 0 : i32
 def planned(mesh, budget):
     """The annotated module and the answer, or the error that refuses the budget."""
     module, remarks = read_module(LAYERS.encode(), "layers", make_context()), Remarks("layers")
-    pipeline = f'auto-shard{{cluster="v100x8" mesh="{mesh}" budget="{budget}"}}'
+    pipeline = f'auto-shard{{cluster="s1x8" mesh="{mesh}" budget="{budget}"}}'
     try:
         build_pass_manager(pipeline, module.context, remarks).run(module.operation)
     except RhinoError as error:

@@ -16,7 +16,7 @@ from rhino.ir.mlir.bindings import ir
 from rhino.passes.base import Remarks
 from rhino.passes.frontend.normalize import Normalize
 from rhino.strategies.choice.sharding_plan import make_plan
-from rhino.strategies.cost.cost_model import CostModel
+from rhino.strategies.cost.cost_model import CostModel, step_seconds
 from rhino.strategies.cost.reshard import ReshardStep
 from rhino.strategies.sharding.choice_problem import Builder, ContradictionError, build
 from rhino.strategies.solver.answer import Answer, Infeasible
@@ -165,12 +165,18 @@ def test_what_a_loop_carries_lies_in_one_way():
 
 
 @cache
-def zoo_choice(name, size):
+def zoo_choice(name, size, device=DEVICE):
     with context():
         module = kept(ir.Module.parse(export_step(ZOO[name])))
         with ir.Location.unknown():
             Normalize().run(module.operation, Remarks())
-        return choice_of(str(module), size)
+        one = replace(model(size), device=device)
+        return build(program_of(str(module), size).graph, one)
+
+
+TPU = replace(DEVICE, kind="TPU v5e", platform="tpu", near_memory_bytes=2048, flops_per_s=(("bf16", 1e9),))
+GPU = replace(DEVICE, platform="gpu")
+"""Devices for whose programs gathers are hidden: with memory that is nearer, or with collectives that are joined."""
 
 
 def random_choice(choice, seed, sums_late):
@@ -198,12 +204,27 @@ def plan_cost(choice, states):
     problem, graph, plan = choice.problem, choice.graph, make_plan(choice, states)
     compute = sum(problem.tables[t][s] for t, s in zip(problem.node_table, states, strict=True))
     # A scalar's sum is part of its op's node.
-    moves = [t for t in plan.transfers() if graph.type_of(t.value).shape]
-    assert moves
+    paths = [path for path in plan.paths() if path and graph.type_of(path[0].value).shape]
+    assert paths
     cut_bytes = sum(times * graph.type_of(value).num_bytes / plan.sizes[0] for value, times in slices(graph, plan))
-    return (
-        compute + sum(t.times * choice.model.move_s(t.move) for t in moves) + 2 * cut_bytes / DEVICE.memory_bytes_per_s
-    )
+    copied_s, costs = 0.0, choice.op_costs
+    for op, (state, times) in enumerate(zip(plan.ops, graph.times().tolist(), strict=True)):
+        for value, needed in zip(graph.operands(op).tolist(), state.operand_specs, strict=True):
+            if costs.is_fetched(value, op):
+                copied_s += times * costs.fetch_s(graph.type_of(value), plan.specs[value], needed)
+    for value, wanted in zip(graph.returns, plan.returned, strict=True):
+        copied_s += costs.write_s(graph.type_of(value), plan.specs[value], wanted)
+    cut_s = 2 * cut_bytes / choice.model.device.memory_bytes_per_s
+    return compute + cut_s + copied_s + sum(path_s(choice, path) for path in paths)
+
+
+def path_s(choice, path):
+    """The seconds of one way in a step."""
+    value, reader = path[0].value, path[0].reader
+    window_s = choice.windows.window_s(value, reader) if choice.windows else None
+    is_narrow = choice.narrow.is_moved(value, reader)
+    moves = [one.move.narrowed() if is_narrow else one.move for one in path]
+    return path[0].times * sum(step_seconds(choice.model, choice.graph.type_of(value), moves, window_s))
 
 
 def slices(graph, plan):
@@ -227,10 +248,11 @@ def slices(graph, plan):
     return [(v, times) for source, target, v, times in found if source == R and target not in (R, P) and not free[v]]
 
 
+@pytest.mark.parametrize("device", [DEVICE, TPU, GPU], ids=["cpu", "tpu", "gpu"])
 @pytest.mark.parametrize("size", [2, 8])
 @pytest.mark.parametrize("name", ["mlp", "gpt", "gpt-scan", "two-tower"])
-def test_a_plan_costs_what_the_problem_says(name, size):
-    choice = zoo_choice(name, size)
+def test_a_plan_costs_what_the_problem_says(name, size, device):
+    choice = zoo_choice(name, size, device)
     for seed in range(3):
         states = random_choice(choice, seed, sums_late=False)
         assert plan_cost(choice, states) == pytest.approx(choice.problem.cost(states), rel=1e-9)

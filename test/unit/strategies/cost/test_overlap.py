@@ -1,0 +1,229 @@
+"""What is computed while weights are gathered, against windows worked out by hand and what compilers made."""
+
+import pytest
+from snippets import program_of
+
+from rhino.ir.cluster.cluster import load_cluster, mesh_axes
+from rhino.ir.graph.spec import PARTIAL, REPLICATED, all_specs, split
+from rhino.strategies.cost.compiled_step import compiled_step
+from rhino.strategies.cost.cost_model import CostModel, reshard_seconds, step_seconds
+from rhino.strategies.cost.overlap import windows
+from rhino.strategies.cost.reshard import moves
+from rhino.strategies.cost.target import TARGETS
+
+W = "tensor<1024x1024xf32>"
+X = "tensor<8192x1024xf32>"
+
+
+def dot(a, b, types, dims):
+    return f"stablehlo.dot_general {a}, {b}, contracting_dims = {dims} : ({types[0]}, {types[1]}) -> {types[2]}"
+
+
+FORWARD = f"""  %0 = {dot("%x", "%w1", (X, W, X), "[1] x [0]")}
+  %1 = stablehlo.tanh %0 : {X}
+  %2 = {dot("%1", "%w2", (X, W, X), "[1] x [0]")}
+  %3 = stablehlo.tanh %2 : {X}
+  %4 = {dot("%3", "%w3", (X, W, X), "[1] x [0]")}
+"""
+BACKWARD = f"""  %5 = {dot("%3", "%4", (X, X, W), "[0] x [0]")}
+  %6 = {dot("%4", "%w3", (X, W, X), "[1] x [1]")}
+  %7 = {dot("%1", "%6", (X, X, W), "[0] x [0]")}
+  %8 = {dot("%6", "%w2", (X, W, X), "[1] x [1]")}
+  %9 = {dot("%x", "%8", (X, X, W), "[0] x [0]")}
+  %10 = stablehlo.subtract %w1, %9 : {W}
+  %11 = stablehlo.subtract %w2, %7 : {W}
+  %12 = stablehlo.subtract %w3, %5 : {W}
+  return %10, %11, %12 : {W}, {W}, {W}
+"""
+TAKES = f"func.func @main(%x: {X}, %w1: {W}, %w2: {W}, %w3: {W})"
+STEP = f"{TAKES} -> ({W}, {W}, {W}) {{\n{FORWARD}{BACKWARD}}}"
+LAYERS = f"{TAKES} -> {X} {{\n{FORWARD}  return %4 : {X}\n}}"
+_, W1, W2, W3 = range(4)
+SECONDS = [10, 1, 20, 2, 30, 40, 50, 60, 70, 80, 3, 4, 5]
+"""Of the ops of STEP."""
+
+
+CLUSTERS = {"cpu": "cpu8", "gpu": "h100x8", "tpu": "v5e-8"}
+
+
+def model_of(platform, shape=(8,)):
+    cluster = load_cluster(CLUSTERS.get(platform, platform))
+    return CostModel(cluster.device, mesh_axes(cluster, shape))
+
+
+def found(platform="tpu"):
+    graph = program_of(STEP).graph
+    return graph, windows(graph, model_of(platform), SECONDS)
+
+
+@pytest.mark.parametrize("platform", ["tpu", "gpu"])
+def test_a_weight_is_gathered_since_the_weight_before_it_was_read(platform):
+    _, windows_ = found(platform)
+    reads = [(W1, 0), (W2, 2), (W3, 4), (W3, 6), (W2, 8)]
+    assert [windows_.window_s(value, op) for value, op in reads] == [0, 10 + 1, 20 + 2, 30 + 40, 50 + 60]
+
+
+def test_the_windows_of_a_step_hide_no_more_than_is_computed():
+    _, windows_ = found()
+    assert sum(windows_.readers[op] for op in (0, 2, 4, 6, 8)) < sum(SECONDS)
+
+
+@pytest.mark.parametrize(("platform", "seconds"), [("tpu", [50 + 60, 70 + 80, 0]), ("gpu", [0, 0, 0])])
+def test_a_new_weight_is_gathered_until_the_next_gradient_is_there_unless_reductions_are_joined(platform, seconds):
+    graph, windows_ = found(platform)
+    gradients = [graph.results(op)[0] for op in (5, 7, 9)]
+    updated = [graph.results(op)[0] for op in (12, 11, 10)]
+    for values in (gradients, updated):
+        assert [windows_.window_s(value, None) for value in values] == seconds
+
+
+def test_what_products_give_each_other_is_waited_for():
+    graph, windows_ = found()
+    assert [windows_.window_s(graph.results(op)[0], op + 1) for op in (0, 1, 2, 3, 4)] == [None] * 5
+
+
+@pytest.mark.parametrize("cluster", ["cpu8", "v5p-8", "v6e-8"])
+def test_elsewhere_nothing_is_hidden(cluster):
+    assert windows(program_of(STEP).graph, model_of(cluster, (4,)), SECONDS) is None
+
+
+S = "tensor<4x1024x1024xf32>"
+PART = "tensor<1x1024x1024xf32>"
+SLICE = f"({S}, tensor<i32>, tensor<i32>, tensor<i32>) -> {PART}"
+LOOP = f"""func.func @main(%x: {X}, %w1: {S}, %w2: {S}) -> {X} {{
+  %z = stablehlo.constant dense<0> : tensor<i32>
+  %n = stablehlo.constant dense<4> : tensor<i32>
+  %r:4 = stablehlo.while(%i = %z, %h = %x, %s1 = %w1, %s2 = %w2) : tensor<i32>, {X}, {S}, {S}
+   cond {{
+    %c = stablehlo.compare LT, %i, %n : (tensor<i32>, tensor<i32>) -> tensor<i1>
+    stablehlo.return %c : tensor<i1>
+  }} do {{
+    %one = stablehlo.constant dense<1> : tensor<i32>
+    %o = stablehlo.constant dense<0> : tensor<i32>
+    %p1 = stablehlo.dynamic_slice %s1, %i, %o, %o, sizes = [1, 1024, 1024] : {SLICE}
+    %v1 = stablehlo.reshape %p1 : ({PART}) -> {W}
+    %a = {dot("%h", "%v1", (X, W, X), "[1] x [0]")}
+    %p2 = stablehlo.dynamic_slice %s2, %i, %o, %o, sizes = [1, 1024, 1024] : {SLICE}
+    %v2 = stablehlo.reshape %p2 : ({PART}) -> {W}
+    %b = {dot("%a", "%v2", (X, W, X), "[1] x [0]")}
+    %j = stablehlo.add %i, %one : tensor<i32>
+    stablehlo.return %j, %b, %s1, %s2 : tensor<i32>, {X}, {S}, {S}
+  }}
+  return %r#1 : {X}
+}}"""
+
+
+def test_the_windows_of_a_loop_are_those_of_a_trip():
+    graph = program_of(LOOP).graph
+    names = [graph.cls(op).name.removeprefix("stablehlo.") for op in range(graph.num_ops)]
+    seconds = [4.0 * {"dot_general": 10, "dynamic_slice": 1}.get(name, 0) for name in names]
+    windows_ = windows(graph, model_of("tpu"), seconds)
+    for name, position in (("reshape", 0), ("dot_general", 1)):  # wherever a weight is gathered on its way
+        readers = [op for op, own in enumerate(names) if own == name]
+        weights = [graph.operands(op).tolist()[position] for op in readers]
+        found_s = [windows_.window_s(value, op) for value, op in zip(weights, readers, strict=True)]
+        assert found_s == [1, 10 + 1]
+    (loop,) = [op for op, name in enumerate(names) if name == "while"]
+    assert windows_.window_s(W1, loop) is None
+
+
+# What compilers made
+
+COMPILED = """HloModule main, is_scheduled=true, num_partitions=8
+
+%first (p: bf16[128,1024]) -> (bf16[128,1024], bf16[1024,1024]) {
+  %p = bf16[128,1024]{1,0:T(8,128)(2,1)S(1)} parameter(0)
+  %g = bf16[1024,1024]{1,0:T(8,128)(2,1)} all-gather(%p), channel_id=3, GROUPS, backend_config=CONFIG-1"}}
+  ROOT %c = (bf16[128,1024], bf16[1024,1024]) custom-call(%g), custom_call_target="AsyncCollectiveStart"
+}
+
+%middle (p: bf16[128,1024], w: bf16[1024,1024], a: bf16[1024,1024]) -> bf16[1024,1024] {
+  %a = bf16[1024,1024]{1,0:T(8,128)(2,1)S(1)} parameter(2)
+  %w = bf16[1024,1024]{1,0:T(8,128)(2,1)S(1)} parameter(1)
+  %y = f32[1024,1024]{1,0:T(8,128)} convolution(%a, %w), dim_labels=bf_io->bf
+  %p = bf16[128,1024]{1,0:T(8,128)(2,1)S(1)} parameter(0)
+  %g = bf16[1024,1024]{1,0:T(8,128)(2,1)S(1)} all-gather(%p), channel_id=3, GROUPS, backend_config=CONFIG2"}}
+  ROOT %c = bf16[1024,1024]{1,0:T(8,128)(2,1)S(1)} convert(%y)
+}
+
+%last (p: bf16[128,1024]) -> bf16[1024,1024] {
+  %p = bf16[128,1024]{1,0:T(8,128)(2,1)S(1)} parameter(0)
+  %g = bf16[1024,1024]{1,0:T(8,128)(2,1)} all-gather(%p), channel_id=3, GROUPS, backend_config=CONFIG2"}}
+  ROOT %c = bf16[1024,1024]{1,0:T(8,128)(2,1)S(1)} custom-call(%g), custom_call_target="AsyncCollectiveDone"
+}
+
+ENTRY %main (x: bf16[1024,1024], w2: bf16[128,1024], w1: bf16[128,1024], w3: bf16[128,1024]) -> f32[1024,1024] {
+  %x = bf16[1024,1024]{1,0:T(8,128)(2,1)S(1)} parameter(0)
+  %w2 = bf16[128,1024]{1,0:T(8,128)(2,1)S(1)} parameter(1)
+  %w1 = bf16[128,1024]{1,0:T(8,128)(2,1)S(1)} parameter(2)
+  %w3 = bf16[128,1024]{1,0:T(8,128)(2,1)S(1)} parameter(3)
+  %all-gather.32 = bf16[1024,1024]{1,0:T(8,128)(2,1)S(1)} all-gather(%w2), channel_id=2, GROUPS
+  %all-gather.33 = bf16[1024,1024]{1,0:T(8,128)(2,1)S(1)} all-gather(%w1), channel_id=1, GROUPS
+  %start = (bf16[128,1024]{1,0:S(1)}, bf16[1024,1024]{1,0:S(1)}) fusion(%w3), kind=kCustom, calls=%first
+  %fusion.8 = bf16[1024,1024]{1,0:S(1)} fusion(%w3, %all-gather.33, %x), kind=kOutput, calls=%middle
+  %fusion.13 = bf16[1024,1024]{1,0:S(1)} fusion(%w3, %all-gather.32, %fusion.8), kind=kOutput, calls=%middle
+  %done = bf16[1024,1024]{1,0:T(8,128)(2,1)S(1)} fusion(%w3), kind=kCustom, calls=%last
+  ROOT %y = f32[1024,1024]{1,0:T(8,128)} convolution(%fusion.13, %done), dim_labels=bf_io->bf
+}
+"""
+COMPILED = COMPILED.replace("GROUPS", "replica_groups={{0,1,2,3,4,5,6,7}}, dimensions={0}")
+COMPILED = COMPILED.replace("CONFIG", '{"async_collective_fusion_config":{"flag_end":"8","flag_start":"')
+"""What libtpu 0.0.51 makes of LAYERS for v5e-8, weights split in rows, cut to its products and gathers."""
+
+
+def test_what_is_left_of_gathers_is_what_a_tpu_waits_for():
+    cluster, model = load_cluster("v5e-8"), model_of("tpu")
+    graph, target = program_of(LAYERS, 8).graph, TARGETS["tpu"]
+    product_s = 2 * 1024**3 / target.product_flops_per_s(cluster.device, "f32", "default")
+    windows_ = windows(graph, model, [product_s, 0, product_s, 0, product_s])
+    (gather,) = moves(1024 * 1024 * 4, 2, split(0), REPLICATED, (8,))
+    left = [
+        *(
+            step_seconds(model, graph.type_of(value), [gather.narrowed()], windows_.window_s(value, op))[0]
+            for value, op in ((W1, 0), (W2, 2), (W3, 4))
+        )
+    ]
+    whole_s = model.move_s(gather.narrowed())
+    assert left == pytest.approx([whole_s, whole_s - product_s, whole_s - product_s])
+    # it gathers the first two before the first product, and hides the third behind two products
+    assert sum(left) == pytest.approx(compiled_step(COMPILED, cluster, target).exposed_s, rel=0.01)
+
+
+JOINED = """HloModule main, is_scheduled=true, num_partitions=8
+
+ENTRY %main (a: f32[1024,1024], b: f32[1024,1024], c: f32[1024,1024]) -> f32[128,1024] {
+  %a = f32[1024,1024]{1,0} parameter(0)
+  %b = f32[1024,1024]{1,0} parameter(1)
+  %c = f32[1024,1024]{1,0} parameter(2)
+  %s = ((f32[1024,1024], f32[1024,1024], f32[1024,1024]), (f32[128,1024], f32[128,1024], f32[128,1024])) START
+  ROOT %d = (f32[128,1024]{1,0}, f32[128,1024]{1,0}, f32[128,1024]{1,0}) reduce-scatter-done(%s)
+}
+"""
+START = "reduce-scatter-start(%a, %b, %c), channel_id=1, replica_groups={{0,1,2,3,4,5,6,7}}, dimensions={0}"
+JOINED = JOINED.replace("START", START)
+"""What XLA:GPU of jaxlib 0.10.2 makes of the reductions of STEP for h100x8, weights split in rows."""
+
+
+def test_reductions_of_gradients_are_joined_on_gpus():
+    cluster, model = load_cluster("h100x8"), model_of("gpu")
+    kind = program_of(LAYERS, 8).graph.type_of(W1)
+    alone = reshard_seconds(model, kind, [PARTIAL], [split(0)])[0, 0]
+    joined = reshard_seconds(model, kind, [PARTIAL], [split(0)], window_s=0.0)[0, 0]
+    compiled_s = compiled_step(JOINED, cluster, TARGETS["gpu"]).exposed_s
+    assert 3 * joined == pytest.approx(compiled_s, rel=0.2)
+    assert 3 * alone > 1.6 * compiled_s
+
+
+@pytest.mark.parametrize("cluster", ["cpu8", "v5e-8", "v6e-8", "h100x8"])
+@pytest.mark.parametrize("window_s", [None, 0.0, 1e-5, 1.0])
+def test_the_steps_of_a_path_take_what_the_path_takes(cluster, window_s):
+    model = model_of(cluster, (2, 4))
+    kind = program_of(LAYERS, 8).graph.type_of(W1)
+    specs = all_specs(kind.shape, model.sizes, (0, 1))
+    seconds = reshard_seconds(model, kind, specs, specs, window_s=window_s)
+    for row, given in enumerate(specs):
+        for column, needed in enumerate(specs):
+            steps = moves(kind.num_bytes, 2, given, needed, model.sizes)
+            if steps is None:
+                continue
+            assert sum(step_seconds(model, kind, steps, window_s)) == pytest.approx(seconds[row, column], rel=1e-9)
