@@ -80,7 +80,7 @@ def draw_machine(seed: int, sizes: Sequence[int]) -> Machine:
 
 
 def cost_model(machine: Machine, dtype: str) -> CostModel:
-    """Returns the machine as the search takes it."""
+    """Returns the machine as the search takes it, as a host, on which all collectives are waited for."""
     device = Device(
         "drawn",
         (("f32", machine.products_per_s), (dtype, machine.products_per_s))
@@ -92,6 +92,7 @@ def cost_model(machine: Machine, dtype: str) -> CostModel:
         matmul_efficiency=1.0,
         memory_efficiency=0.5,
         sources=(),
+        platform="cpu",
         launch_s=machine.launch_s,
         array_s=machine.array_s,
         op_s=machine.kernel_s,

@@ -80,8 +80,8 @@ class PlanCosts:
         for path in filter(None, self.plan.paths()):
             value, reader = path[0].value, path[0].reader
             moves = [one.move.narrowed() if known.is_moved(value, reader) else one.move for one in path]
-            window_s = windows.window_s(value, reader) if windows else None
-            seconds = step_seconds(model, graph.type_of(value), moves, window_s)
+            window = windows.window(value, reader) if windows else None
+            seconds = step_seconds(model, graph.type_of(value), moves, window)
             found += [(one, one.times * alone_s) for one, alone_s in zip(path, seconds, strict=True)]
         return tuple(found)
 

@@ -28,6 +28,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from math import inf
+from typing import NamedTuple
 
 import numpy as np
 
@@ -134,6 +135,16 @@ def collective_s(axis: MeshAxis, kind: str, num_bytes: float) -> float:
             return (n - 1) * axis.latency_s + (n - 1) / n * num_bytes / rate
 
 
+class Window(NamedTuple):
+    """What is known of a tensor that others need not wait for while it is on its way.
+
+    For so many seconds something is computed. So many bytes are sent together, where the target's compiler joins them.
+    """
+
+    seconds: float
+    joined_bytes: int
+
+
 def reshard_seconds(
     model: CostModel,
     kind: TensorType,
@@ -141,47 +152,47 @@ def reshard_seconds(
     needed: Sequence[int],
     *,
     is_narrow: bool = False,
-    window_s: float | None = None,
+    window: Window | None = None,
 ) -> Floats:
     """Returns the seconds to reshard a tensor from each given spec to each needed one [given, needed].
 
-    They are infinite where there is no path. `is_narrow` says that it is moved in elements half as wide. `window_s` is
-    what is computed meanwhile of a tensor that others need not wait for: gathers are hidden by that, and collectives
-    that the target's compiler joins take their part of the time of the first byte.
+    They are infinite where there is no path. `is_narrow` says that it is moved in elements half as wide. With a window,
+    gathers are hidden by what is computed meanwhile, and collectives that the target's compiler joins take their part
+    of the time of the first byte.
     """
     affine, which = _affine(model, tuple(given), tuple(needed), is_narrow)
     fixed, slope, gather_fixed, gather_slope, joined = affine.T
     seconds: Floats = fixed + slope * kind.num_bytes
-    if window_s is None:
+    if window is None:
         seconds = seconds + gather_fixed + gather_slope * kind.num_bytes
     else:
-        left = _left(model, kind.num_bytes)
+        left = _left(window, kind.num_bytes)
         gathers = gather_fixed * (1 - left * ("all_gather" in model.target.joined)) + gather_slope * kind.num_bytes
-        seconds = seconds - left * joined + np.maximum(0, gathers - window_s)
+        seconds = seconds - left * joined + np.maximum(0, gathers - window.seconds)
     return seconds[which]
 
 
-def _left(model: CostModel, num_bytes: int) -> float:
+def _left(window: Window, num_bytes: int) -> float:
     """Returns the part of a joined collective that other tensors are."""
-    return 1 - min(1.0, num_bytes / model.target.joined_bytes)
+    return max(0.0, 1 - num_bytes / window.joined_bytes) if window.joined_bytes else 0.0
 
 
 def step_seconds(
-    model: CostModel, kind: TensorType, steps: Sequence[ReshardStep], window_s: float | None
+    model: CostModel, kind: TensorType, steps: Sequence[ReshardStep], window: Window | None
 ) -> tuple[float, ...]:
     """Returns what `reshard_seconds` counts for each step of a tensor's path."""
     seconds = [model.move_s(step) for step in steps]
-    if window_s is None:
+    if window is None:
         return tuple(seconds)
     for number, step in enumerate(steps):
         if step.kind in model.target.joined:
-            seconds[number] -= _left(model, kind.num_bytes) * model.move_s(replace(step, num_bytes=0))
+            seconds[number] -= _left(window, kind.num_bytes) * model.move_s(replace(step, num_bytes=0))
     if not model.target.hides_gathers(model.device):
         return tuple(seconds)
     gathers = [number for number, step in enumerate(steps) if step.kind == "all_gather"]
     gathers_s = sum(seconds[number] for number in gathers)
     for number in gathers:
-        seconds[number] *= max(0.0, 1 - window_s / gathers_s) if gathers_s else 1.0
+        seconds[number] *= max(0.0, 1 - window.seconds / gathers_s) if gathers_s else 1.0
     return tuple(seconds)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from rhino.strategies.cost.candidates import State
+from rhino.strategies.cost.cost_model import Window
 
 
 class Node(NamedTuple):
@@ -40,6 +41,6 @@ class Way(NamedTuple):
     """
 
     use: Use
-    window_s: float | None
+    window: Window | None
     is_fetched: bool
     is_returned: bool

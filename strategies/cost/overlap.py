@@ -21,7 +21,7 @@ from itertools import accumulate
 from typing import Final
 
 from rhino.ir.graph.graph import HANDS_ON, WHILE, YIELD, Graph
-from rhino.strategies.cost.cost_model import PRODUCTS, CostModel
+from rhino.strategies.cost.cost_model import PRODUCTS, CostModel, Window
 
 _ORDERED: Final = PRODUCTS | {"stablehlo.gather", "stablehlo.scatter", "stablehlo.sort", "stablehlo.custom_call"}
 """Ops that run in the order in which they are written. Others run where their results are needed."""
@@ -35,21 +35,24 @@ class Windows:
 
     Shapes: `is_weight` [values] is what no product makes, `gradients` [values] the seconds that what no product reads
     may be on its way, None for anything else. `readers` [ops] are those that a weight may be on its way to an op, None
-    where that hands it on.
+    where that hands it on. Where collectives are joined, `joined_bytes` are sent together.
     """
 
     is_weight: list[bool]
     gradients: list[float | None]
     readers: list[float | None]
+    joined_bytes: int
 
-    def window_s(self, value: int, reader: int | None) -> float | None:
-        """Returns the seconds of a value on its way to a reader, or to where it lies or is returned if that is None.
+    def window(self, value: int, reader: int | None) -> Window | None:
+        """Returns the window of a value on its way to a reader, or to where it lies or is returned if that is None.
 
         The result is None where others wait for it.
         """
         if not self.is_weight[value]:
-            return self.gradients[value]
-        return None if reader is None else self.readers[reader]
+            seconds = self.gradients[value]
+        else:
+            seconds = None if reader is None else self.readers[reader]
+        return None if seconds is None else Window(seconds, self.joined_bytes)
 
 
 def windows(graph: Graph, model: CostModel, op_s: Sequence[float]) -> Windows | None:
@@ -62,7 +65,8 @@ def windows(graph: Graph, model: CostModel, op_s: Sequence[float]) -> Windows | 
     order = _Order(graph, [0.0, *accumulate(op_s)])
     is_weight = order.weights()
     gradients = order.gradients(is_weight, is_joined="reduce_scatter" in model.target.joined)
-    return Windows(is_weight, gradients, order.readers(is_weight))
+    joined_bytes = min(model.target.joined_bytes, order.read_bytes(is_weight))
+    return Windows(is_weight, gradients, order.readers(is_weight), joined_bytes)
 
 
 class _Order:
@@ -84,6 +88,16 @@ class _Order:
             for position, value in enumerate(self.graph.results(op)):
                 found[value] = sources[position] and self.loops[op].kept[position] if name == WHILE else is_given
         return found
+
+    def read_bytes(self, is_weight: Sequence[bool]) -> int:
+        """Returns the bytes of all weights that products read."""
+        read = {
+            value: None
+            for op, name in enumerate(self.names)
+            for value in (self.operands[op] if name in PRODUCTS else ())
+            if is_weight[value]
+        }
+        return sum(self.graph.type_of(value).num_bytes for value in read)
 
     def readers(self, is_weight: Sequence[bool]) -> list[float | None]:
         """Returns the seconds in which weights may be on their way to each op: to the first product behind it [ops]."""

@@ -18,14 +18,14 @@ class Target:
     `f32_products` says in what element type, and in how many passes, products of f32 are computed, by the precision of
     their operands: "default" (StableHLO's DEFAULT), "high" and "highest". `hides_gathers_on` are beginnings of devices'
     kinds on which gathers of weights go on while something is computed. Collectives of the kinds in `joined` are sent
-    together with others of their kind, about `joined_bytes` at a time, where these need not wait for each other.
+    together with others of their kind, at most `joined_bytes` at a time, where these need not wait for each other.
     """
 
     platform: Platform
     f32_products: dict[str, tuple[str, int]] = field(default_factory=dict)
     hides_gathers_on: tuple[str, ...] = ()
     joined: frozenset[str] = frozenset()
-    joined_bytes: int = 1
+    joined_bytes: int = 0
 
     def hides_gathers(self, device: Device) -> bool:
         """Says whether gathers of weights go on while a device computes."""

@@ -414,11 +414,12 @@ class Builder(Tables):
     def way(self, target: int, use: Use, value: int, time: int) -> Way:
         """Returns a use with what its time depends on; a window that hides all that it can is as good as any such."""
         is_op, is_end = self.nodes[target].kind == "op", time == self.graph.num_ops
-        window_s = self.windows.window_s(value, time if is_op else None) if self.windows else None
-        if window_s:
-            window_s = inf if window_s >= self.longest_s(use) else round(window_s, _DIGITS)
+        window = self.windows.window(value, time if is_op else None) if self.windows else None
+        if window is not None and window.seconds:
+            seconds = inf if window.seconds >= self.longest_s(use) else round(window.seconds, _DIGITS)
+            window = window._replace(seconds=seconds)
         is_fetched = is_op and self.op_costs.is_fetched(value, time)
-        return Way(use, window_s, is_fetched, is_end and self.op_costs.near_bytes > 0)
+        return Way(use, window, is_fetched, is_end and self.op_costs.near_bytes > 0)
 
     def longest_s(self, use: Use) -> float:
         """Returns seconds that no way of a value of a use's type takes."""
@@ -434,7 +435,7 @@ class Builder(Tables):
         rows, columns = ({spec: place for place, spec in enumerate(dict.fromkeys(specs))} for specs in (given, needed))
         kind = self.graph.types[use.type]
         seconds = reshard_seconds(
-            self.model, kind, list(rows), list(columns), is_narrow=use.is_narrow, window_s=way.window_s
+            self.model, kind, list(rows), list(columns), is_narrow=use.is_narrow, window=way.window
         )
         for is_moved, moved_s in ((way.is_fetched, self.op_costs.fetch_s), (way.is_returned, self.op_costs.write_s)):
             if is_moved:

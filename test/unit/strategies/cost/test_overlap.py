@@ -6,7 +6,7 @@ from snippets import program_of
 from rhino.ir.cluster.cluster import load_cluster, mesh_axes
 from rhino.ir.graph.spec import PARTIAL, REPLICATED, all_specs, split
 from rhino.strategies.cost.compiled_step import compiled_step
-from rhino.strategies.cost.cost_model import CostModel, reshard_seconds, step_seconds
+from rhino.strategies.cost.cost_model import CostModel, Window, reshard_seconds, step_seconds
 from rhino.strategies.cost.overlap import windows
 from rhino.strategies.cost.reshard import moves
 from rhino.strategies.cost.target import TARGETS
@@ -39,6 +39,7 @@ TAKES = f"func.func @main(%x: {X}, %w1: {W}, %w2: {W}, %w3: {W})"
 STEP = f"{TAKES} -> ({W}, {W}, {W}) {{\n{FORWARD}{BACKWARD}}}"
 LAYERS = f"{TAKES} -> {X} {{\n{FORWARD}  return %4 : {X}\n}}"
 _, W1, W2, W3 = range(4)
+WHOLE = 1024 * 1024 * 4
 SECONDS = [10, 1, 20, 2, 30, 40, 50, 60, 70, 80, 3, 4, 5]
 """Of the ops of STEP."""
 
@@ -56,11 +57,16 @@ def found(platform="tpu"):
     return graph, windows(graph, model_of(platform), SECONDS)
 
 
+def window_s(windows_, value, reader):
+    one = windows_.window(value, reader)
+    return one and one.seconds
+
+
 @pytest.mark.parametrize("platform", ["tpu", "gpu"])
 def test_a_weight_is_gathered_since_the_weight_before_it_was_read(platform):
     _, windows_ = found(platform)
     reads = [(W1, 0), (W2, 2), (W3, 4), (W3, 6), (W2, 8)]
-    assert [windows_.window_s(value, op) for value, op in reads] == [0, 10 + 1, 20 + 2, 30 + 40, 50 + 60]
+    assert [window_s(windows_, value, op) for value, op in reads] == [0, 10 + 1, 20 + 2, 30 + 40, 50 + 60]
 
 
 def test_the_windows_of_a_step_hide_no_more_than_is_computed():
@@ -74,12 +80,22 @@ def test_a_new_weight_is_gathered_until_the_next_gradient_is_there_unless_reduct
     gradients = [graph.results(op)[0] for op in (5, 7, 9)]
     updated = [graph.results(op)[0] for op in (12, 11, 10)]
     for values in (gradients, updated):
-        assert [windows_.window_s(value, None) for value in values] == seconds
+        assert [window_s(windows_, value, None) for value in values] == seconds
+
+
+@pytest.mark.parametrize(("platform", "num_bytes"), [("tpu", 0), ("gpu", 30 << 20)])
+def test_gpus_join_collectives_up_to_a_threshold_or_all_that_there_is(platform, num_bytes):
+    _, windows_ = found(platform)
+    batch = 8192 * 1024 * 4
+    assert windows_.joined_bytes == min(num_bytes, 3 * WHOLE + batch)
+    small = STEP.replace("8192x", "8x")
+    whole = windows(program_of(small).graph, model_of(platform), SECONDS)
+    assert whole.joined_bytes == min(num_bytes, 3 * WHOLE + batch // 1024)
 
 
 def test_what_products_give_each_other_is_waited_for():
     graph, windows_ = found()
-    assert [windows_.window_s(graph.results(op)[0], op + 1) for op in (0, 1, 2, 3, 4)] == [None] * 5
+    assert [window_s(windows_, graph.results(op)[0], op + 1) for op in (0, 1, 2, 3, 4)] == [None] * 5
 
 
 @pytest.mark.parametrize("cluster", ["cpu8", "v5p-8", "v6e-8"])
@@ -121,10 +137,10 @@ def test_the_windows_of_a_loop_are_those_of_a_trip():
     for name, position in (("reshape", 0), ("dot_general", 1)):  # wherever a weight is gathered on its way
         readers = [op for op, own in enumerate(names) if own == name]
         weights = [graph.operands(op).tolist()[position] for op in readers]
-        found_s = [windows_.window_s(value, op) for value, op in zip(weights, readers, strict=True)]
+        found_s = [window_s(windows_, value, op) for value, op in zip(weights, readers, strict=True)]
         assert found_s == [1, 10 + 1]
     (loop,) = [op for op, name in enumerate(names) if name == "while"]
-    assert windows_.window_s(W1, loop) is None
+    assert window_s(windows_, W1, loop) is None
 
 
 # What compilers made
@@ -178,10 +194,8 @@ def test_what_is_left_of_gathers_is_what_a_tpu_waits_for():
     windows_ = windows(graph, model, [product_s, 0, product_s, 0, product_s])
     (gather,) = moves(1024 * 1024 * 4, 2, split(0), REPLICATED, (8,))
     left = [
-        *(
-            step_seconds(model, graph.type_of(value), [gather.narrowed()], windows_.window_s(value, op))[0]
-            for value, op in ((W1, 0), (W2, 2), (W3, 4))
-        )
+        step_seconds(model, graph.type_of(value), [gather.narrowed()], windows_.window(value, op))[0]
+        for value, op in ((W1, 0), (W2, 2), (W3, 4))
     ]
     whole_s = model.move_s(gather.narrowed())
     assert left == pytest.approx([whole_s, whole_s - product_s, whole_s - product_s])
@@ -208,22 +222,22 @@ def test_reductions_of_gradients_are_joined_on_gpus():
     cluster, model = load_cluster("h100x8"), model_of("gpu")
     kind = program_of(LAYERS, 8).graph.type_of(W1)
     alone = reshard_seconds(model, kind, [PARTIAL], [split(0)])[0, 0]
-    joined = reshard_seconds(model, kind, [PARTIAL], [split(0)], window_s=0.0)[0, 0]
+    joined = reshard_seconds(model, kind, [PARTIAL], [split(0)], window=Window(0.0, 3 * WHOLE))[0, 0]
     compiled_s = compiled_step(JOINED, cluster, TARGETS["gpu"]).exposed_s
     assert 3 * joined == pytest.approx(compiled_s, rel=0.2)
     assert 3 * alone > 1.6 * compiled_s
 
 
 @pytest.mark.parametrize("cluster", ["cpu8", "v5e-8", "v6e-8", "h100x8"])
-@pytest.mark.parametrize("window_s", [None, 0.0, 1e-5, 1.0])
-def test_the_steps_of_a_path_take_what_the_path_takes(cluster, window_s):
+@pytest.mark.parametrize("window", [None, Window(0.0, 0), Window(1e-5, 30 << 20), Window(1.0, WHOLE // 2)])
+def test_the_steps_of_a_path_take_what_the_path_takes(cluster, window):
     model = model_of(cluster, (2, 4))
     kind = program_of(LAYERS, 8).graph.type_of(W1)
     specs = all_specs(kind.shape, model.sizes, (0, 1))
-    seconds = reshard_seconds(model, kind, specs, specs, window_s=window_s)
+    seconds = reshard_seconds(model, kind, specs, specs, window=window)
     for row, given in enumerate(specs):
         for column, needed in enumerate(specs):
             steps = moves(kind.num_bytes, 2, given, needed, model.sizes)
             if steps is None:
                 continue
-            assert sum(step_seconds(model, kind, steps, window_s)) == pytest.approx(seconds[row, column], rel=1e-9)
+            assert sum(step_seconds(model, kind, steps, window)) == pytest.approx(seconds[row, column], rel=1e-9)

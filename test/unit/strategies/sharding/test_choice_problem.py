@@ -221,10 +221,10 @@ def plan_cost(choice, states):
 def path_s(choice, path):
     """The seconds of one way in a step."""
     value, reader = path[0].value, path[0].reader
-    window_s = choice.windows.window_s(value, reader) if choice.windows else None
+    window = choice.windows.window(value, reader) if choice.windows else None
     is_narrow = choice.narrow.is_moved(value, reader)
     moves = [one.move.narrowed() if is_narrow else one.move for one in path]
-    return path[0].times * sum(step_seconds(choice.model, choice.graph.type_of(value), moves, window_s))
+    return path[0].times * sum(step_seconds(choice.model, choice.graph.type_of(value), moves, window))
 
 
 def slices(graph, plan):
