@@ -90,14 +90,14 @@ class _Order:
         return found
 
     def read_bytes(self, is_weight: Sequence[bool]) -> int:
-        """Returns the bytes of all weights that products read."""
+        """Returns the bytes of all weights that products read, in all trips of loops and in all layers."""
         read = {
-            value: None
+            value: self.times[op]
             for op, name in enumerate(self.names)
             for value in (self.operands[op] if name in PRODUCTS else ())
             if is_weight[value]
         }
-        return sum(self.graph.type_of(value).num_bytes for value in read)
+        return sum(times * self.graph.type_of(value).num_bytes for value, times in read.items())
 
     def readers(self, is_weight: Sequence[bool]) -> list[float | None]:
         """Returns the seconds in which weights may be on their way to each op: to the first product behind it [ops]."""
