@@ -12,6 +12,7 @@ from rhino.ir.graph.spec import REPLICATED, Spec, partial_axes, split_axes
 from rhino.strategies.choice.choice import Choice
 from rhino.strategies.cost.candidates import State, following, strategies
 from rhino.strategies.cost.reshard import ReshardStep, moves, sent
+from rhino.strategies.cost.target import TARGETS, Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +35,7 @@ class ShardingPlan:
     """How one graph runs on a mesh with axes of `sizes`.
 
     `ops[o]` is the state of op `o`, `specs[v]` how value `v` is stored, `returned[r]` how result `r` leaves the
-    function. `hoists` says whether XLA will compute before a loop what is the same each time round
-    (`rhino.strategies.memory.loop_invariant_code_motion`), whatever the plan says.
+    function. `target` is the platform whose compiler makes the program.
     """
 
     graph: Graph
@@ -43,7 +43,7 @@ class ShardingPlan:
     ops: tuple[State, ...]
     specs: tuple[Spec, ...]
     returned: tuple[Spec, ...]
-    hoists: bool = False
+    target: Target = TARGETS["gpu"]
 
     def transfers(self) -> Iterator[Transfer]:
         """Yields every collective, in program order."""
@@ -150,7 +150,7 @@ def make_plan(choice: Choice, chosen: Sequence[int] | Ints) -> ShardingPlan:
         if graph.cls(op).name == BARRIER:
             ops[op] = handing_on(graph, op, specs)
     every = _with_free(graph, sizes, ops, specs, returned)
-    return ShardingPlan(graph, sizes, every, tuple(specs), tuple(returned), choice.model.is_host)
+    return ShardingPlan(graph, sizes, every, tuple(specs), tuple(returned), choice.model.target)
 
 
 def loop_states(graph: Graph, loop: Loop, specs: Sequence[Spec]) -> tuple[State, State]:

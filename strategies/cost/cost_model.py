@@ -61,11 +61,6 @@ class CostModel:
         """What the platform's compiler does with programs."""
         return TARGETS[self.device.platform]
 
-    @property
-    def is_host(self) -> bool:
-        """Whether devices are those of a host's own processor, for which XLA's CPU backend compiles."""
-        return any(axis.topology == "host" for axis in self.axes)
-
     def move_s(self, move: ReshardStep) -> float:
         """Returns the seconds of one collective; of a slice, those to read and write the part."""
         if move.kind == "slice":

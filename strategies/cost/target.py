@@ -19,6 +19,8 @@ class Target:
     their operands: "default" (StableHLO's DEFAULT), "high" and "highest". `hides_gathers_on` are beginnings of devices'
     kinds on which gathers of weights go on while something is computed. Collectives of the kinds in `joined` are sent
     together with others of their kind, at most `joined_bytes` at a time, where these need not wait for each other.
+    `hoists` says whether what is the same each time round a loop is computed before it, gathers of weights among it.
+    `widens_halves` says whether arithmetic on bf16 and f16 is done, and kept in memory, in f32.
     """
 
     platform: Platform
@@ -26,6 +28,8 @@ class Target:
     hides_gathers_on: tuple[str, ...] = ()
     joined: frozenset[str] = frozenset()
     joined_bytes: int = 0
+    hoists: bool = False
+    widens_halves: bool = False
 
     def hides_gathers(self, device: Device) -> bool:
         """Says whether gathers of weights go on while a device computes."""
@@ -49,7 +53,7 @@ class Target:
 
 
 TARGETS: Final[dict[Platform, Target]] = {
-    "cpu": Target("cpu"),
+    "cpu": Target("cpu", hoists=True, widens_halves=True),
     # JAX's documentation of `default_matmul_precision`: TF32 on NVIDIA GPUs that have it (compute capability 8.0 on).
     # Collectives have `-start` and `-done` in what XLA:GPU of jaxlib 0.10.2 compiles; the thresholds of its combiners
     # are the defaults in xla/service/collective_utils.h, 30 MiB each.

@@ -38,7 +38,6 @@ _MOST_BUFFERS: Final = 3
 """How many buffers one step of a move has at most."""
 
 PRODUCT: Final = "stablehlo.dot_general"
-CONVOLUTION: Final = "stablehlo.convolution"
 
 Size = TypeVar("Size", int, Ints)
 """Bytes of one tensor or of many."""
@@ -71,42 +70,35 @@ _SizedPath = tuple[_SizedStep, ...]
 
 
 class BufferCounts(NamedTuple):
-    """The buffers of moves: before each, in each of its steps, and after it, each by how many of it make the tensor.
+    """The buffers of moves: in each of their steps, and after them, each by how many of it make the tensor.
 
-    A count is 0 where there is no buffer. What an all-to-all has joined is not in order yet (`is_joined`): a reader
-    that needs it in order makes a copy. Shapes: `before`, `after` and `is_joined` (one or zero) [moves]; `during`
-    [moves, steps, buffers].
+    A count is 0 where there is no buffer. Shapes: `during` [moves, steps, buffers]; `after` [moves].
     """
 
-    before: Ints
     during: Ints
     after: Ints
-    is_joined: Ints
 
     def num_bytes(self, total_bytes: int) -> Ints:
-        """Returns the bytes before, during and after the move of a tensor, and of a copy in order [moves, 4].
+        """Returns the bytes during and after the move of a tensor [moves, 2].
 
         The whole tensor has `total_bytes` bytes.
         """
-        before, during, after = (
-            np.where(parts, rounded(total_bytes // np.maximum(parts, 1)), 0)
-            for parts in (self.before, self.during, self.after)
+        during, after = (
+            np.where(parts, rounded(total_bytes // np.maximum(parts, 1)), 0) for parts in (self.during, self.after)
         )
-        return np.stack([before, during.sum(axis=2).max(axis=1), after, after * self.is_joined], axis=1)
+        return np.stack([during.sum(axis=2).max(axis=1), after], axis=1)
 
 
 @dataclass(frozen=True, slots=True)
 class MoveBuffers:
     """How the bytes of a move are counted.
 
-    Its source or its target may be counted elsewhere; a fused loop may write its source (`written_in_order`) and read
-    its target (`read_in_any_order`) with their dims in any order. Before it, a fused loop that could write over what it
-    reads takes memory of its own where it writes its result in another order.
+    Its source or its target may be counted elsewhere; a fused loop may read its target with its dims in any order
+    (`read_in_any_order`).
     """
 
     source_counted: bool
     target_counted: bool
-    written_in_order: bool
     read_in_any_order: bool
 
     def num_bytes(
@@ -118,18 +110,15 @@ class MoveBuffers:
 
     def counts(self, paths: Sequence[_SizedPath]) -> BufferCounts:
         """Returns the buffers of bringing a tensor by each of `paths`; none where there is nothing to do."""
-        before, after, is_joined = (np.zeros(len(paths), dtype=np.int64) for _ in range(3))
+        after = np.zeros(len(paths), dtype=np.int64)
         during = np.zeros((len(paths), max(1, *map(len, paths)), _MOST_BUFFERS), dtype=np.int64)
         for number, steps in enumerate(paths):
             for at, step in enumerate(steps):
                 buffers = self._buffers(step, at == 0, at == len(steps) - 1)
                 during[number, at, : len(buffers)] = buffers
             if steps:
-                first, last = steps[0], steps[-1]
-                written = self.written_in_order and first.kind == "reduce_scatter" and not first.is_major
-                before[number] = first.before if written else 0
-                after[number], is_joined[number] = last.after, last.kind == "all_to_all"
-        return BufferCounts(before, during, after, is_joined)
+                after[number] = steps[-1].after
+        return BufferCounts(during, after)
 
     def _buffers(self, step: _SizedStep, first: bool, last: bool) -> tuple[int, ...]:
         # cut up to be sent, before anything arrives
@@ -141,7 +130,7 @@ class MoveBuffers:
                 found.append(step.after)
             case "all_gather" if not self.read_in_any_order and not step.is_major:
                 found.append(step.after)  # parts arrive one after the other, and are put in order
-            case "reduce_scatter" if not (first and self.written_in_order) and not step.is_major:
+            case "reduce_scatter" if not step.is_major:
                 found.append(step.before)
         return tuple(found)
 
@@ -276,20 +265,17 @@ That is a copy with its dims in an order, a view with dims joined or dropped, or
 
 
 def arranged(cls: OpClass, position: int, shape: tuple[int, ...], dims: Sequence[int] | None = None) -> Arranged:
-    """Returns what XLA does to an operand of a product or convolution, or to a convolution's result.
+    """Returns what XLA does to an operand of a product.
 
     `shape` is its shape on a device. Where the operand is a transpose of what has that shape, `dims` says which dim of
     the operand each is (`TransposeFolding`).
 
     A product of matrices, or batches of these, reads them in either order (`TransposeFolding`). Others are made
     matrices first: dims of one element are dropped, those of a batch are put first, and then a left operand's summed
-    dims last, a right one's first (`DotDecomposer`). Convolutions have the batch, or what is summed over where it
-    stands for it, first and features last (`ConvCanonicalization`).
+    dims last, a right one's first (`DotDecomposer`).
     """
     if cls.rule is None:
         return None
-    if cls.name == CONVOLUTION:
-        return None if _is_canonical(cls.rule, position) else tuple(range(len(shape)))
     roles = _roles(cls.rule, position)
     if len(roles) != len(shape):
         return None
@@ -299,30 +285,6 @@ def arranged(cls: OpClass, position: int, shape: tuple[int, ...], dims: Sequence
     first = (_BATCH, _FREE, _FREE) if is_plain else (_BATCH, _SUMMED, _FREE) if position else (_BATCH, _FREE, _SUMMED)
     order = tuple(sorted(long, key=lambda dim: first[roles[dim]]))
     return order if order != tuple(long) else None if is_plain else "view"
-
-
-def is_viewed(cls: OpClass, shape: Sequence[int]) -> bool:
-    """Says whether the result of a product, of a `shape` on a device, is a view of one of matrices.
-
-    Dims are joined there, or dropped.
-    """
-    if cls.rule is None:
-        return False
-    return 1 in shape or not all(is_matrix(cls, position) for position in (0, 1))
-
-
-def _is_canonical(rule: Rule, position: int) -> bool:
-    """Says whether the dims of a convolution's operand, or result (2), stand as XLA's CPU backend computes them."""
-    left, right = ({factor for dim in side for factor in dim} for side in rule.operands[:2])
-    result = {factor for dim in rule.results[0] for factor in dim}
-    first, *_, last = (*rule.operands[:2], rule.results[0])[position]
-    if position == 0:
-        return right.issuperset(last) and right.isdisjoint(first)
-    if position == 2:
-        return left.issuperset(first) and right.issuperset(last) and left.isdisjoint(last)
-    outer, *_, inner = rule.operands[0]
-    summed = inner if right.isdisjoint(outer) else outer  # the features, or in a weight's gradient the batch
-    return result.issuperset(last) and rule.operands[1][-2] == summed
 
 
 _BATCH, _FREE, _SUMMED = range(3)

@@ -1,15 +1,10 @@
-"""The program of one device as a graph.
+"""The program of one device as a graph: the ops of a plan at their local sizes, and what brings values between them.
 
-It has the ops of a plan at their local sizes, and what brings values from one to another.
-
-It is what localizing writes (`rhino.passes.sharding.localize`), with what XLA puts in before it decides what is fused
-(jaxlib 0.10.2 on a CPU, 2026-11-22): a gather, or a reduce-scatter, along a dim that is not the outermost copies its
-operand so that it is, and its result back; an all-to-all takes parts, and what it gives is joined; on a host, what is
-the same each time round a loop is computed before it (`rhino.strategies.memory.loop_invariant_code_motion`);
-all-reduces are sent together (`rhino.strategies.memory.all_reduce_combiner`); products and convolutions want their
-operands' dims in an order of their own, and read transposes of what lies so; what is added to a scatter over zeros is
-added up, and scattered into; a pad or a slice that takes everything is none; what is cut out of a value or copied to an
-order twice is so once. On a mesh of one device nothing is sent.
+It is what localizing writes (`rhino.passes.sharding.localize`), with what XLA's backends put in before they decide what
+is fused: a gather or a reduce-scatter along a dim that is not the outermost copies its operand so that it is, and its
+result back; an all-to-all copies both as well; a product wants the dims of its operands in an order of its own, and
+reads transposes of what lies so. What is added to a scatter over zeros is added up, and scattered into. What is cut out
+of a value, or copied to an order, twice is so once. On a mesh of one device nothing is sent.
 
 Ops keep their names and rules. Sizes are those of a device, so that no spec is left.
 """
@@ -24,24 +19,15 @@ from typing import Final
 import numpy as np
 
 from rhino.ir.arrays import Ints
-from rhino.ir.graph.graph import COPIED_UPDATE, WHILE, Graph, OpClass, Repeats, TensorType
+from rhino.ir.graph.graph import COPIED_UPDATE, Graph, OpClass, Repeats, TensorType
 from rhino.ir.graph.spec import Spec, partial_axes, split_dim, unpack
 from rhino.strategies.choice.sharding_plan import ShardingPlan
 from rhino.strategies.cost.reshard import Layout, LayoutStep, reshard_path
-from rhino.strategies.memory.all_reduce_combiner import joined
-from rhino.strategies.memory.buffers import CONVOLUTION, PRODUCT, Arranged, arranged, is_major, is_viewed
-from rhino.strategies.memory.gather_order import outermost_dim, outermost_dims
-from rhino.strategies.memory.loop_invariant_code_motion import hoisted
-from rhino.strategies.memory.op_order import ADD, is_scattered
+from rhino.strategies.memory.buffers import PRODUCT, Arranged, arranged, is_major
 from rhino.strategies.structure.loop_nesting import regions
 
-ALL_TO_ALL: Final = "all_to_all"
-_ALL_REDUCE: Final = "all_reduce"
-_SUM: Final = "add"
-
 _COPY, _VIEW, _SLICE, _CUT = "stablehlo.transpose", "stablehlo.reshape", "stablehlo.slice", "stablehlo.dynamic_slice"
-_JOIN: Final = "join"
-_TAKES_ALL: Final = frozenset({"stablehlo.pad", _SLICE})
+_ADD: Final = "stablehlo.add"
 
 
 def device_graph(plan: ShardingPlan) -> Graph:
@@ -51,7 +37,7 @@ def device_graph(plan: ShardingPlan) -> Graph:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """The class of an op to be written, its results' types by number, and how often it is written on one operand.
+    """The class of an op to be written, and its results' types by number.
 
     What gives the same wherever it is written, for it puts dims in an order or cuts a device's part out, says so
     (`alike`): it is written once for each value and loop (`HloCSE`). So two collectives that read a value in one order
@@ -60,7 +46,6 @@ class _Form:
 
     cls: int
     results: tuple[int, ...]
-    copies: int = 1
     alike: Arranged | LayoutStep = None
 
 
@@ -89,28 +74,20 @@ class _Writer:
     """Where each op of the plan's graph is written."""
 
     forms: dict[tuple[int, int], _Form] = field(default_factory=dict)
-    paths: dict[tuple[int, Spec, Spec, bool, str], tuple[_Form, ...]] = field(default_factory=dict)
-    all_reduces: dict[int, tuple[str, str, tuple[int, ...]]] = field(default_factory=dict)
-    """The classes that are all-reduces: what they come to, of what, and along which axes."""
-
+    paths: dict[tuple[int, Spec, Spec, bool], tuple[_Form, ...]] = field(default_factory=dict)
     orders: dict[tuple[int, int, int, tuple[int, ...] | None], Arranged] = field(default_factory=dict)
-    transposed: dict[tuple[int, int], tuple[int, tuple[int, ...]]] = field(default_factory=dict)
-    """What was transposed, and which dim each of its dims became.
+    transposed: dict[int, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
+    """What was transposed, by what it became, and which dim each of its dims did."""
 
-    The keys are the result and the loop in which it is seen to be that.
-    """
+    waiting: dict[int, list[int]] = field(default_factory=dict)
+    """What scatters read that are written where what they give is added to something."""
 
     copies: dict[tuple[str, int, int, bool], _Form] = field(default_factory=dict)
-    written: dict[tuple[int, Arranged | LayoutStep, int], list[int]] = field(default_factory=dict)
+    written: dict[tuple[int, Arranged | LayoutStep, int], int] = field(default_factory=dict)
     """What was made of values, by loop."""
 
     layers: list[_Layer] = field(default_factory=list)
     copies_of: list[int] = field(default_factory=list)
-    put_in_order: set[int] = field(default_factory=set)
-    """The ops that put in order what collectives gave."""
-
-    waiting: dict[int, list[int]] = field(default_factory=dict)
-    """What scatters read that are written where their results are added to something."""
 
     def __post_init__(self) -> None:
         self.graph = graph = self.plan.graph
@@ -118,12 +95,11 @@ class _Writer:
         self.type_of: list[int] = graph.value_type.tolist()
         self.is_free = [op >= 0 and graph.classes[self.class_of[op]].free for op in graph.value_op.tolist()]
         self.region = regions(graph)
-        self.scatter_of = self.scatters_into_sums()
-        self.waits = set(self.scatter_of.values())
         self.layer = _NO_LAYER
         self.loop = -1
+        self.scatter_of = self.scatters_into_sums()
+        self.waits = set(self.scatter_of.values())
         self.is_alone = prod(self.plan.sizes) == 1
-        self.outermost = {} if self.is_alone else outermost_dims(self.plan)
 
     def run(self) -> Graph:
         """Writes all ops, and returns the graph of what was written."""
@@ -145,7 +121,7 @@ class _Writer:
                 *zip(graph.returns, returns, strict=True),
             ]:
                 self.copies_of[written] = int(graph.repeats.copies[value])
-        found = Graph(
+        return Graph(
             classes=tuple(self.classes),
             types=tuple(self.types),
             op_class=_ints(self.op_class),
@@ -162,8 +138,6 @@ class _Writer:
             zeros=frozenset([self.stored[value] for value in sorted(graph.zeros)]),
             repeats=self.repeats(),
         )
-        found = hoisted(found, self.put_in_order) if plan.hoists else found
-        return joined(found, self.all_reduces) if found.repeats is None else found
 
     def repeats(self) -> Repeats | None:
         """Returns for what stands what was written."""
@@ -181,104 +155,55 @@ class _Writer:
 
     def op(self, op: int) -> None:
         """Writes an op, between what brings its operands and its results to where they are needed."""
-        state, values = self.plan.ops[op], self.graph.operands(op).tolist()
+        state, values, cls = self.plan.ops[op], self.graph.operands(op).tolist(), self.graph.cls(op)
         operands = [
-            self.read(op, n, v, need) for n, (v, need) in enumerate(zip(values, state.operand_specs, strict=True))
+            self.move(value, self.stored[value], self.plan.specs[value], need)
+            for value, need in zip(values, state.operand_specs, strict=True)
         ]
+        if cls.name == PRODUCT:
+            operands = [self.as_read(cls, position, value) for position, value in enumerate(operands)]
         self.place.append(len(self.op_class))
         if op in self.waits:
             self.waiting[op] = operands
-            self.stored.append(operands[0])  # nothing reads it but the sum
-            return
-        results, repeats = self.results(op, operands), self.graph.repeats
+            results: Sequence[int] = operands[:1]
+        else:
+            terms = [operand for operand, value in zip(operands, values, strict=True) if not self.is_waited_for(value)]
+            results = terms if len(terms) < len(values) else self.write(self.form_of(op), terms)
+        if op in self.scatter_of:
+            scatter = self.scatter_of[op]
+            results = self.write(self.form_of(scatter), [results[0], *self.waiting[scatter][1:]])
+        if cls.name == _COPY and cls.rule is not None:
+            (before,), (after,) = cls.rule.operands, cls.rule.results
+            self.transposed[results[0]] = operands[0], tuple([after.index(dim) for dim in before])
         for value, result, comes in zip(self.graph.results(op), results, state.result_specs, strict=True):
             self.stored.append(result)
-            if value in self.outermost:
-                self.written[result, self.order_of(value), self.loop] = [result]  # it lies so
             self.stored[value] = self.move(value, result, comes, self.plan.specs[value])
-            if repeats is not None:
-                self.copies_of[result] = self.copies_of[self.stored[value]] = int(repeats.copies[value])
+            if self.graph.repeats is not None:
+                copies = int(self.graph.repeats.copies[value])
+                self.copies_of[result] = self.copies_of[self.stored[value]] = copies
 
-    def results(self, op: int, operands: list[int]) -> Sequence[int]:
-        """Returns the results of an op, written as XLA has it."""
-        cls = self.graph.classes[self.class_of[op]]
-        form, scatter = self.form_of(op), self.scatter_of.get(op)
-        terms = [
-            operands[n]
-            for n, value in enumerate(self.graph.operands(op).tolist())
-            if int(self.graph.value_op[value]) not in self.waits
-        ]
-        if scatter is not None:
-            into = terms[0] if len(terms) == 1 else self.write(form, terms)[0]
-            return self.write(self.form_of(scatter), [into, *self.waiting[scatter][1:]])
-        if len(terms) < len(operands):
-            return terms
-        if cls.name in _TAKES_ALL and not cls.free and self.value_type[operands[0]] == form.results[0]:
-            return operands[:1]
-        dims = _transposes(cls)
-        if dims is not None and self.is_turned_back(operands[0], dims):
-            return self.transposed[operands[0], self.loop][:1]
-        results = self.write(form, operands)
-        if dims is not None:
-            self.transposed[results[0], self.loop] = operands[0], dims
-        if cls.name == PRODUCT and is_viewed(cls, self.types[form.results[0]].shape):
-            return [self.in_order(results[0], "view")]
-        return [self.rearrange(op, 2, results[0])] if cls.name == CONVOLUTION else results
+    def as_read(self, cls: OpClass, position: int, value: int) -> int:
+        """Returns an operand of a product in the order of dims in which that reads it."""
+        source, dims = self.transposed.get(value, (value, None))
+        order = self.arranged(cls, position, source, dims)
+        if dims is not None and isinstance(order, tuple):  # what was transposed is not read as it lies
+            source, order = value, self.arranged(cls, position, value, None)
+        if order is None:
+            return source
+        kind, op = self.value_type[source], self.value_op[source]
+        free = op >= 0 and self.classes[self.op_class[op]].free
+        return self.once(
+            replace(self.plain(_VIEW if order == "view" else _COPY, kind, kind, free), alike=order), source
+        )
 
-    def is_turned_back(self, value: int, dims: tuple[int, ...]) -> bool:
-        """Says whether a value was transposed, and comes to what it was where its dims become `dims`."""
-        found = self.transposed.get((value, self.loop))
-        return found is not None and all(dims[dim] == number for number, dim in enumerate(found[1]))
-
-    def read(self, op: int, position: int, value: int, need: Spec) -> int:
-        """Returns an operand as an op reads it."""
-        found = self.move(value, self.stored[value], self.plan.specs[value], need)
-        name = self.graph.classes[self.class_of[op]].name
-        if name == WHILE:
-            return self.turn_stack(self.graph.results(op)[position], found)
-        if name == COPIED_UPDATE and not self.is_made_free(found) and position == len(self.graph.operands(op)) - 1:
-            return self.in_order(found, (*range(len(self.types[self.value_type[found]].shape)),))
-        return self.rearrange(op, position, found) if name in (PRODUCT, CONVOLUTION) else found
-
-    def turn_stack(self, carried: int, value: int) -> int:
-        """Returns what a loop starts with, with its dims in the order in which its body reads it."""
-        return self.in_order(value, self.order_of(carried))
-
-    def order_of(self, value: int) -> Arranged:
-        """Returns the order of dims in which all readers want a value of an op or a loop, None for row order."""
-        dim = self.outermost.get(value)
-        return None if dim is None else _outermost(dim, len(self.graph.type_of(value).shape))
-
-    def rearrange(self, op: int, position: int, value: int) -> int:
-        """Returns an operand of a product or convolution, or a convolution's result, in the dim order that XLA uses."""
-        if (value, self.loop) in self.transposed and self.graph.classes[self.class_of[op]].name == PRODUCT:
-            source, dims = self.transposed[value, self.loop]
-            order = self.arranged(op, position, source, dims)
-            if not isinstance(order, tuple):  # what was transposed is read as it lies
-                return self.in_order(source, order)
-        return self.in_order(value, self.arranged(op, position, value))
-
-    def arranged(self, op: int, position: int, value: int, dims: tuple[int, ...] | None = None) -> Arranged:
-        """Returns what XLA does to an operand before a product or convolution reads it.
-
-        With `dims` it is done to what is transposed to be that operand.
-        """
-        key = (self.class_of[op], position, self.value_type[value], dims)
+    def arranged(self, cls: OpClass, position: int, value: int, dims: tuple[int, ...] | None) -> Arranged:
+        """Returns what is done to an operand before a product reads it, or to what is transposed to be that."""
+        key = (id(cls), position, self.value_type[value], dims)
         if key not in self.orders:
-            shape = self.types[self.value_type[value]].shape
-            self.orders[key] = arranged(self.graph.classes[self.class_of[op]], position, shape, dims)
+            self.orders[key] = arranged(cls, position, self.types[self.value_type[value]].shape, dims)
         return self.orders[key]
 
-    def in_order(self, value: int, order: Arranged) -> int:
-        """Returns a value with its dims in an order, or as a view."""
-        if order is None:
-            return value
-        kind, free = self.value_type[value], self.is_made_free(value)
-        return self.once(
-            replace(self.plain(_VIEW if order == "view" else _COPY, kind, kind, free), alike=order), value
-        )[0]
-
-    def once(self, form: _Form, value: int) -> list[int]:
+    def once(self, form: _Form, value: int) -> int:
         """Returns the result of an op that gives the same wherever it is written.
 
         The op is written only if it is not there yet in a loop around.
@@ -288,13 +213,14 @@ class _Writer:
             loop = self.region[loop]
         if (value, form.alike, loop) not in self.written:
             loop = self.loop
-            self.written[value, form.alike, loop] = self.write_all(form, [value])
+            self.written[value, form.alike, loop] = self.write(form, [value])[0]
         return self.written[value, form.alike, loop]
 
-    def is_made_free(self, value: int) -> bool:
-        """Says whether a value depends on constants alone."""
-        op = self.value_op[value]
-        return op >= 0 and self.classes[self.op_class[op]].free
+    # Sums with scatters
+
+    def is_waited_for(self, value: int) -> bool:
+        """Says whether a value is what a scatter gives that is written where that is added to something."""
+        return int(self.graph.value_op[value]) in self.waits
 
     def scatters_into_sums(self) -> dict[int, int]:
         """Returns, by sum, the scatter over zeros that goes into it.
@@ -302,18 +228,15 @@ class _Writer:
         The scatter goes into the sum's other term, or into all that this is added to as well. Nothing is sent there,
         and nothing else reads what is passed on; XLA (`AlgebraicSimplifier`) adds up the other terms first.
         """
-        graph, found = self.graph, dict[int, int]()
+        graph, found, passed = self.graph, dict[int, int](), set[int]()
         for scatter in [op for op, number in enumerate(self.class_of) if graph.classes[number].name == COPIED_UPDATE]:
             op = self.adder_alone(scatter)
-            if (
-                op < 0
-                or op in found
-                or not is_scattered(graph, op)
-                or int(graph.operands(scatter)[0]) not in graph.zeros
-            ):
+            if op < 0 or op in passed or int(graph.operands(scatter)[0]) not in graph.zeros:
                 continue
-            while (after := self.adder_alone(op)) >= 0 and after not in found:
+            passed.add(op)
+            while (after := self.adder_alone(op)) >= 0 and after not in passed:
                 op = after
+                passed.add(op)
             found[op] = scatter
         return found
 
@@ -324,8 +247,9 @@ class _Writer:
         if len(uses) != 1 or value in graph.returns:
             return -1
         reader = int(np.searchsorted(graph.use_start, uses[0], side="right")) - 1
-        alike = len({plan.specs[value], *plan.ops[op].result_specs, *plan.ops[reader].operand_specs}) == 1
-        return reader if alike and graph.cls(reader).name == ADD and self.region[reader] == self.region[op] else -1
+        specs = {plan.specs[value], *plan.ops[op].result_specs, *plan.ops[reader].operand_specs}
+        is_sum = graph.cls(reader).name == _ADD and self.region[reader] == self.region[op]
+        return reader if is_sum and len(specs) == 1 else -1
 
     # Paths
 
@@ -333,76 +257,43 @@ class _Writer:
         """Returns `current`, which stands for `value` in spec `source`, brought to spec `target`."""
         if source == target or self.is_alone:
             return current
-        key = (self.type_of[value], source, target, self.is_free[value], self.reduction(value))
+        key = (self.type_of[value], source, target, self.is_free[value])
         if key not in self.paths:
             self.paths[key] = self.reshard_path(*key)
-        return self.follow(self.paths[key], current)
+        for form in self.paths[key]:
+            current = self.write(form, [current])[0] if form.alike is None else self.once(form, current)
+        return current
 
-    def follow(self, forms: Sequence[_Form], current: int) -> int:
-        """Returns what comes of a value by a path."""
-        parts = [current]
-        for form in forms:
-            if form.alike is None and self.classes[form.cls].name == _COPY:
-                self.put_in_order.add(len(self.op_class))
-            parts = self.write_all(form, parts) if form.alike is None else self.once(form, parts[0])
-        return parts[0]
-
-    def reduction(self, value: int) -> str:
-        """Returns what the parts of a value come to where it is partial."""
-        op = int(self.graph.value_op[value])
-        return (self.graph.classes[self.class_of[op]].reduction if op >= 0 else None) or _SUM
-
-    def reshard_path(self, kind: int, source: Spec, target: Spec, free: bool, reduction: str) -> tuple[_Form, ...]:
+    def reshard_path(self, kind: int, source: Spec, target: Spec, free: bool) -> tuple[_Form, ...]:
         """Returns the ops that bring a tensor from one spec to another."""
         global_type = self.graph.types[kind]
         if not global_type.shape and not partial_axes(source):
             return ()
         steps = reshard_path(len(global_type.shape), source, target, len(self.plan.sizes))
         assert steps is not None, (source, target)
-        return tuple([form for step in steps for form in self.step(global_type, step, free, reduction)])
+        return tuple([form for step in steps for form in self.step(global_type, step, free)])
 
-    def step(self, global_type: TensorType, step: LayoutStep, free: bool, reduction: str) -> tuple[_Form, ...]:
+    def step(self, global_type: TensorType, step: LayoutStep, free: bool) -> tuple[_Form, ...]:
         """Returns the ops that a step of a path is."""
         before, after = (
             self.number(_laid_out(global_type, layout, self.plan.sizes)) for layout in (step.before, step.after)
         )
         if free or step.kind == "slice":
             return (replace(self.plain(_SLICE if free else _CUT, before, after, free), alike=step),)
-        if step.kind == ALL_TO_ALL:
-            return self.exchange(step, before, after)
         made = self.form(
             OpClass(step.kind, (self.types[before],), (self.types[after],), None, None, (), False, False, 0)
         )
-        if step.kind == _ALL_REDUCE:
-            self.all_reduces[made.cls] = (reduction, global_type.dtype, step.axes)
-        dim = outermost_dim(step)
-        if dim is None or is_major(global_type.shape, step, self.plan.sizes):
+        dim = step.source if step.kind == "all_gather" else step.target if step.kind == "reduce_scatter" else None
+        if step.kind != "all_to_all" and (dim is None or is_major(global_type.shape, step, self.plan.sizes)):
             return (made,)
+        there = step if dim is None else (dim, *(other for other in range(len(global_type.shape)) if other != dim))
         return (
-            replace(self.plain(_COPY, before, before, False), alike=_outermost(dim, len(global_type.shape))),
+            replace(self.plain(_COPY, before, before, False), alike=there),
             made,
             self.plain(_COPY, after, after, False),
         )
 
-    def exchange(self, step: LayoutStep, before: int, after: int) -> tuple[_Form, ...]:
-        """Returns the ops that an all-to-all is."""
-        kind, count = self.types[before], prod(self.plan.sizes[axis] for axis in step.axes)
-        part = TensorType((kind.num_bytes // kind.element_bytes // count,), kind.dtype, kind.element_bytes)
-        sent = OpClass(ALL_TO_ALL, (part,) * count, (part,) * count, None, None, (), False, False, 0)
-        joined = OpClass(_JOIN, (part,) * count, (self.types[after],), None, None, (), False, False, 0)
-        cut = self.plain(_SLICE, before, self.number(part), False)
-        forms = (replace(cut, copies=count, alike=step), self.form(sent), self.form(joined))
-        return (
-            forms
-            if _is_joined_in_order(step, self.types[after].shape, count)
-            else (*forms, self.plain(_COPY, after, after, False))
-        )
-
     # Writing
-
-    def write_all(self, form: _Form, operands: Sequence[int]) -> list[int]:
-        """Writes an op as often as its form says, and returns all results."""
-        return [value for _ in range(form.copies) for value in self.write(form, operands)]
 
     def write(self, form: _Form, operands: Sequence[int]) -> range:
         """Writes an op and returns its results."""
@@ -457,34 +348,6 @@ class _Writer:
             self.type_number[kind] = len(self.types)
             self.types.append(kind)
         return self.type_number[kind]
-
-
-def _outermost(dim: int, rank: int) -> tuple[int, ...]:
-    """Returns the order of dims with one before all others."""
-    return (dim, *(other for other in range(rank) if other != dim))
-
-
-def _is_joined_in_order(step: LayoutStep, shape: tuple[int, ...], count: int) -> bool:
-    """Returns whether parts of a `shape` are in order when they are joined along the dim that was cut.
-
-    They are not joined along the dim that becomes whole.
-    """
-    assert step.source is not None
-    assert step.target is not None
-    extents = [*shape]
-    extents[step.source] //= count
-    return (
-        prod(extents[step.source : step.target] if step.source < step.target else extents[step.target : step.source])
-        == 1
-    )
-
-
-def _transposes(cls: OpClass) -> tuple[int, ...] | None:
-    """Returns which dim of its result each dim of a transpose's operand becomes, None for other ops."""
-    if cls.name != _COPY or cls.rule is None:
-        return None
-    (operand,), (result,) = cls.rule.operands, cls.rule.results
-    return tuple([result.index(dim) for dim in operand])
 
 
 def _local(kind: TensorType, spec: Spec, sizes: tuple[int, ...]) -> TensorType:

@@ -10,7 +10,6 @@ tensor, from when it is brought until the op has computed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from itertools import pairwise
 from typing import Protocol
 
@@ -22,7 +21,7 @@ from rhino.ir.graph.spec import Spec
 from rhino.strategies.cost.candidates import State
 from rhino.strategies.cost.nodes import Node, Use
 from rhino.strategies.cost.op_costs import OpCosts
-from rhino.strategies.memory.buffers import PRODUCT, MoveBuffers, reads_as_stored, rounded, selection_buffers
+from rhino.strategies.memory.buffers import MoveBuffers, reads_as_stored, rounded, selection_buffers
 from rhino.strategies.memory.copies import scheduled_copies
 from rhino.strategies.memory.op_order import schedule_of
 from rhino.strategies.solver.problem import Residents
@@ -78,7 +77,6 @@ class Memory:
         self.first_result: list[int] = graph.result_start.tolist()
         self.classes = [graph.classes[number] for number in graph.op_class.tolist()]
         self.in_place = {graph.returns[result] for result in draft.taken_over} | draft.in_place
-        self.copied = {argument: (since, until) for argument, since, until in self.schedule.copied}
         self.results = frozenset(
             [value for number, value in enumerate(graph.returns) if number not in draft.taken_over]
         )
@@ -100,7 +98,7 @@ class Memory:
             for op, node in draft.node_of_op.items()
             for row in (*self.computed_here(op, node), *self.scratch(op, node))
         ]
-        nodes += [*self.returned_copies(), *self.not_in_place(), *self.copied_arguments(), *self.copied_by_barriers()]
+        nodes += [*self.returned_copies(), *self.not_in_place()]
         edges: list[Row] = []
         for pair, use, value, reader in draft.copies:
             target = pair[0] if use.swapped else pair[1]
@@ -108,22 +106,12 @@ class Memory:
             fused = draft.nodes[target].kind == "op" and self.classes[draft.nodes[target].number].fusible
             viewed = self.maker[value] >= 0 and self.classes[self.maker[value]].is_view
             in_memory = viewed or draft.in_memory[value]
-            over = made and self.maker[value] in self.schedule.over
             move = MoveBuffers(
                 source_counted=in_memory and not made,
                 target_counted=made,
-                written_in_order=over,
                 read_in_any_order=fused,
             )
             edges += self.moved(pair, use, self.time_of_move(value, reader, draft.nodes[target], made, stored), move)
-            if made and stored:
-                edges += self.put_in_order(pair, use, value, move)
-            if (
-                value in self.schedule.again
-                and draft.nodes[target].kind == "op"
-                and self.classes[reader].name == "stablehlo.reduce"
-            ):
-                edges += self.computed_again(pair, use, value)
         return _residents(nodes), _residents(edges)
 
     # Values
@@ -187,43 +175,18 @@ class Memory:
     def not_in_place(self) -> Iterator[Row]:
         """Yields the residents of results beside arguments whose buffers they take over, until these are read no more.
 
-        Readers of an argument that is copied read the copy. An op that computes element by element may write over what
+        An op that computes element by element may write over what
         it reads; another needs its operands to its end.
         """
         draft, plan = self.draft, self.schedule
         for result, argument in draft.taken_over.items():
             value = self.graph.returns[result]
             op, node = self.maker[value], draft.producer[value]
-            if op < 0 or node < 0 or argument in self.copied:
+            if op < 0 or node < 0:
                 continue
             last, made = plan.end[argument], plan.stop[op]
             if last > made or (last == made and not self.classes[op].fusible):
                 yield node, self.stored_bytes(node, value), made, last
-
-    def copied_arguments(self) -> Iterator[Row]:
-        """Yields the residents that copies of arguments are.
-
-        A copy is made because what takes over the argument's buffer does not wait for all readers.
-        """
-        for argument, (since, until) in self.copied.items():
-            node = self.draft.producer[argument]
-            yield node, self.stored_bytes(node, argument), since, until
-
-    def copied_by_barriers(self) -> Iterator[Row]:
-        """Yields the residents that copies of what goes through barriers are, when they are made.
-
-        See `rhino.runtime.executor.barriers`.
-        """
-        for op, cls in enumerate(self.classes):
-            results = [
-                value for value in self.graph.results(op) if cls.name == BARRIER and self.draft.producer[value] >= 0
-            ]
-            if len(self.operands[op]) > 1 and results:
-                start = min(self.schedule.first[value] for value in results)
-                yield from (
-                    (self.draft.producer[value], self.stored_bytes(self.draft.producer[value], value), start, start)
-                    for value in results
-                )
 
     # What ops need
 
@@ -266,32 +229,6 @@ class Memory:
                         stop if stays else start,
                     )
 
-    def computed_again(self, pair: tuple[int, int], use: Use, value: int) -> Iterator[Row]:
-        """Yields the residents of what a value is computed from, kept for its later readers if a reduction has it sent.
-
-        The value itself goes with the last reader that takes it as it is.
-        """
-        draft, plan, (u, v) = self.draft, self.schedule, pair
-        if pair not in draft.edge_number:
-            return
-        kind, (count, until) = self.kinds[value], plan.again[value]
-
-        def make(stay: int) -> Floats:
-            given, needed = draft.ends(u, v, use)
-            table = np.array(
-                [[0 if g == n else stay * rounded(draft.op_costs.local_bytes(kind, g)) for n in needed] for g in given],
-                dtype=np.float64,
-            )
-            return table.T.copy() if use.swapped else table
-
-        for stay, since, last in (
-            (count, plan.stop[self.maker[value]] + 1, until),
-            (count - 1, until + 1, plan.end[value]),
-        ):
-            if stay and since <= last:
-                key = ("again", id(draft.nodes[u].states), id(draft.nodes[v].states), use, stay)
-                yield draft.edge_number[pair], draft.remembered(key, partial(make, stay)), since, last
-
     def time_of_move(self, value: int, reader: int, target: Node, made: bool, stored: bool) -> tuple[int, int]:
         """Returns when a value is moved, and until when what comes of it is one more tensor."""
         plan = self.schedule
@@ -317,9 +254,7 @@ class Memory:
         if edge is None:
             return
         start, stop = times
-        before, during, after, _ = self.move_tables(u, v, use, move)
-        if before is not None:
-            yield edge, before, start - 1, start - 1
+        during, after = self.move_tables(u, v, use, move)
         if during is None:
             return
         assert after is not None, "what is moved is there afterwards"
@@ -328,26 +263,6 @@ class Memory:
         else:
             yield edge, during, start, start
             yield edge, after, start + 1, stop
-
-    def put_in_order(self, pair: tuple[int, int], use: Use, value: int, move: MoveBuffers) -> Iterator[Row]:
-        """Yields the residents that copies of a value are, made by products that read what an all-to-all has joined."""
-        edge, (u, v) = self.draft.edge_number.get(pair), pair
-        if edge is None:
-            return
-        *_, ordered = self.move_tables(u, v, use, move)
-        if ordered is not None:
-            plan = self.schedule
-            yield from ((edge, ordered, plan.start[op], plan.stop[op]) for op in self.products_of(value))
-
-    def products_of(self, value: int) -> list[int]:
-        """Returns the products that read a value as it lies, or a view of it."""
-        found = []
-        for op, position in self.readers[value]:
-            if self.classes[op].is_view:
-                found += self.products_of(self.first_result[op] + position)
-            elif self.classes[op].name == PRODUCT and reads_as_stored(self.classes[op], position):
-                found.append(op)
-        return found
 
     # Tables
 

@@ -4,11 +4,12 @@ from choices import R
 from snippets import function, program_of
 
 from rhino.strategies.choice.sharding_plan import ShardingPlan, implied, loop_states
+from rhino.strategies.cost.target import TARGETS
 from rhino.strategies.memory.device_graph import device_graph
 from rhino.strategies.memory.peak import predicted_peak
 
 
-def local(body, arguments, results, specs, returned, size=2, hoists=True):
+def local(body, arguments, results, specs, returned, size=2):
     """The names of the ops of a device's program, with values stored and returned as given.
 
     The mesh is one axis of host devices, unless others are given.
@@ -18,7 +19,7 @@ def local(body, arguments, results, specs, returned, size=2, hoists=True):
     ops = [implied(graph, op, stored, (size,)) for op in range(graph.num_ops)]
     for loop in graph.loops:
         ops[loop.op], ops[loop.end] = loop_states(graph, loop, stored)
-    plan = ShardingPlan(graph, (size,), tuple(ops), tuple(stored), returned, hoists)
+    plan = ShardingPlan(graph, (size,), tuple(ops), tuple(stored), returned, TARGETS["cpu"])
     assert predicted_peak(plan) > 0
     found = device_graph(plan)
     return [found.cls(op).name.removeprefix("stablehlo.") for op in range(found.num_ops)], found

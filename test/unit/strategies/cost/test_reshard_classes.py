@@ -51,7 +51,7 @@ def test_more_axes_than_a_number_of_64_bits_holds_are_told_apart():
 
 
 @pytest.mark.parametrize(("sizes", "shape"), CASES)
-@pytest.mark.parametrize("move", [MoveBuffers(False, False, True, False), MoveBuffers(True, True, False, False)])
+@pytest.mark.parametrize("move", [MoveBuffers(False, False, False), MoveBuffers(True, True, True)])
 def test_buffers_are_those_of_the_way_itself(sizes, shape, move):
     kind = TensorType(shape, "f32", 4)
     given, needed = all_specs(shape, sizes, range(len(sizes))), all_specs(shape, sizes)

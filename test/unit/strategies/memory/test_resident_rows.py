@@ -19,7 +19,6 @@ from rhino.passes.sharding.localize import localized_copy
 from rhino.passes.textual_pipelines import build_pass_manager
 from rhino.runtime.executor.executable import compile_module
 from rhino.strategies.cost.candidates import replicate
-from rhino.strategies.memory.buffer_assignment import Buffer, packed
 from rhino.strategies.memory.buffers import MoveBuffers, is_matrix, reads_as_stored, rounded, selection_buffers
 from rhino.strategies.memory.op_order import schedule
 
@@ -79,25 +78,6 @@ def test_what_is_computed_inside_others_has_their_times():
     assert (plan.start[0], plan.stop[0]) == (plan.start[2], plan.stop[2])
     assert plan.end[0] == plan.stop[2]
     assert graph.num_ops == 3
-
-
-def test_an_argument_is_copied_if_a_reader_may_come_after_its_successor():
-    """The new weight does not need the product that reads the old one."""
-    text = """func.func @main(%w: tensor<4x4xf32> {tf.aliasing_output = 0 : i32}, %x: tensor<4x4xf32>)\
- -> (tensor<4x4xf32>,
-        tensor<4x4xf32>) {
-      %y = stablehlo.dot_general %x, WEIGHT, contracting_dims = [1] x [0]\
- : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
-      %n = stablehlo.subtract %w, READ : tensor<4x4xf32>
-      return %n, %y : tensor<4x4xf32>, tensor<4x4xf32>
-    }"""
-
-    def copied(weight, read):
-        return [row[0] for row in schedule_of(text.replace("WEIGHT", weight).replace("READ", read))[1].copied]
-
-    assert copied("%w", "%x") == [0]
-    assert copied("%w", "%y") == []
-    assert copied("%x", "%y") == []
 
 
 # Bytes at each time by hand: three for each op that writes memory, and one after the last
@@ -168,30 +148,15 @@ def test_a_result_that_cannot_be_written_over_its_argument_is_beside_it_while_th
     assert memory_of(f"%n = stablehlo.add %w, %w : {T}", weight, ["n"], donated=True) == [64] * 4
 
 
-def test_a_copied_argument_is_there_until_its_last_reader_has_computed():
-    """The new weight comes first, from 0 to 2.
+def test_a_barrier_runs_before_what_is_behind_it():
+    """The product is there from 1 until the sum behind the barrier, at 7, is written over it.
 
-    The product that reads the old one runs from 3 to 5, and its result is there throughout.
+    The barrier has the times from 3 to 5.
     """
-    body = f"""%y = {product("%x", "%w")}
-      %n = stablehlo.subtract %w, %x : {T}"""
-    memory = memory_of(body, {"w": T, "x": T}, ["n", "y"], donated=True)
-    assert memory == [2 * 64 + tiles * TILE for tiles in (2, 2, 2, 2, 2, 1, 1)]
-
-
-@pytest.mark.parametrize(
-    ("barrier", "first", "second", "tiles"),
-    [
-        (f"%b:2 = stablehlo.optimization_barrier %y, %x : {T}, {T}", "%b#0", "%b#1", 4),
-        (f"%b = stablehlo.optimization_barrier %y : {T}", "%b", "%x", 2),  # orders nothing
-    ],
-)
-def test_a_barrier_of_several_values_copies_them_where_they_are_first_read(barrier, first, second, tiles):
-    """The product is there from 1 to 3, the sum, a result, throughout; it is written over the product at 4."""
     body = f"""%y = {product("%x", "%x")}
-      {barrier}
-      %n = stablehlo.subtract {first}, {second} : {T}"""
-    assert memory_of(body, {"x": T}, ["n"]) == [64 + count * TILE for count in (1, 2, 2, tiles, 1, 1, 1)]
+      %b:2 = stablehlo.optimization_barrier %y, %x : {T}, {T}
+      %n = stablehlo.subtract %b#0, %b#1 : {T}"""
+    assert memory_of(body, {"x": T}, ["n"]) == [64 + count * TILE for count in (1, 2, 2, 2, 2, 2, 2, 1, 1, 1)]
 
 
 def test_what_a_result_needs_in_another_way_is_brought_at_the_end():
@@ -310,29 +275,6 @@ def halves_beside(base, text, wanted, default=R):
     return [(num_bytes - base) / HALF for num_bytes in choice.problem.memory(pick(choice, wanted, default)).tolist()]
 
 
-DIRECT = f"%d = {wide('%x', '%y')}"
-VIEWED = f"""%r = stablehlo.reshape %y : ({E}) -> {SPLIT}
-      %p = {wide("%x", "%r", into=SPLIT)}
-      %d = stablehlo.reshape %p : ({SPLIT}) -> {E}"""
-
-
-@pytest.mark.parametrize("read", [DIRECT, VIEWED])
-def test_a_product_puts_in_order_what_an_all_to_all_has_joined(read):
-    """Half of x is cut out of it for y, at 0 and 1.
-
-    y comes by rows at 1, and at 2 parts of its columns arrive and are joined; it is there until the sum has read it at
-    7. The product copies it, at 3 and 4; the sum does not. d is there from 4 to 6; the sum, a result written over it,
-    throughout.
-    """
-    text = f"""func.func @main(%x: {E}) -> {E} {{
-      %y = {wide("%x", "%x")}
-      {read}
-      %s = stablehlo.add %d, %y : {E}
-      return %s : {E}
-    }}"""
-    assert halves_beside(256, text, {("argument", 0): R, ("op", 0): S0}, S1) == [2, 3, 3, 3, 4, 3, 3, 2, 1, 1]
-
-
 def test_what_a_view_that_comes_first_is_moved_from_is_counted_with_the_argument():
     """Half of the argument is made whole at 0, and is whole at 1; no second half is there for the view."""
     text = f"""func.func @main(%a: tensor<64xf32>, %x: {E}) -> {E} {{
@@ -344,54 +286,25 @@ def test_what_a_view_that_comes_first_is_moved_from_is_counted_with_the_argument
 
 
 def test_what_goes_through_a_barrier_is_moved_when_it_is_read():
-    """Both copies are made at 0.
-
-    Half of w is made whole for the second product, at 3 and 4; the first one is there from 1 to 4.
-    """
+    """Half of w is made whole for the second product, at 6 and 7; the first one is there from 4 to 7."""
     text = f"""func.func @main(%x: {E}, %w: {E}) -> {E} {{
       %b:2 = stablehlo.optimization_barrier %x, %w : {E}, {E}
       %y = {wide("%b#0", "%b#0")}
       %z = {wide("%y", "%b#1")}
       return %z : {E}
     }}"""
-    assert halves_beside(256 + 128, text, {("argument", 1): S0}) == [2 + 4, 2 + 2, 2 + 2, 2 + 2 + 2, 2 + 2 + 2, 2, 2]
-
-
-SUMMED = f"""func.func @main(%x: {E}) -> ({E}, tensor<8xf32>) {{
-  %o = stablehlo.constant dense<0.0> : tensor<f32>
-  %y = {wide("%x", "%x")}
-  %z = {wide("%y", "%x")}
-  %v = stablehlo.add %y, %z : {E}
-  %d = {wide("%v", "%x", "[0] x [0]")}
-  %r = stablehlo.reduce(%v init: %o) applies stablehlo.add across dimensions = [1] : ({E}, tensor<f32>) -> tensor<8xf32>
-  return %d, %r : {E}, tensor<8xf32>
-}}"""
-
-
-@pytest.mark.parametrize(
-    ("reads", "again"),
-    # both of y and z until the product has read v at 10, then one of them; and the half that is cut out
-    [
-        (R, (0, 0, 0)),
-        (S0, (4, 2, 1)),
-    ],
-)
-def test_a_reduction_that_is_sent_what_it_reads_keeps_what_that_is_computed_from(reads, again):
-    """y is there from 1 to 6, as v is written over it, z from 4 to 7, v from 7 to 13.
-
-    The product copies v, whose other order it reads, at 9 and 10; its result is there throughout, as is the line that
-    the reduction makes.
-    """
-    both, one, cut = again
-    until_v = [2, 2 + 2, 2 + 2, 2 + 2, 2 + 4, 2 + 4, 2 + 4, 2 + 4]
-    from_v = [2 + 2 + both, 2 + 4 + both, 2 + 4 + both, 2 + 2 + one, 2 + 2 + one + cut, 2 + 2 + one + cut, 2, 2]
-    assert halves_beside(256 + rounded(32), SUMMED, {("op", 5): reads, ("return", 1): reads}) == until_v + from_v
-
-
-def test_nothing_is_sent_to_one_device_alone():
-    """All is as where the reduction reads what is there."""
-    whole, alone = (choice_of(SUMMED, size) for size in (2, 1))
-    assert alone.problem.memory(pick(alone)).tolist() == whole.problem.memory(pick(whole)).tolist()
+    assert halves_beside(256 + 128, text, {("argument", 1): S0}) == [
+        2,
+        2,
+        2,
+        2,
+        2 + 2,
+        2 + 2,
+        2 + 2 + 2,
+        2 + 2 + 2,
+        2,
+        2,
+    ]
 
 
 def test_what_is_computed_inside_its_reader_lies_somewhere_before_it_is_moved():
@@ -468,38 +381,26 @@ WHOLE, EIGHTH = rounded(512), rounded(64)
 )
 def test_bytes_of_a_move(source, target, in_any_order, during, after):
     """On one axis of eight, nothing counted elsewhere."""
-    move = MoveBuffers(
-        source_counted=False, target_counted=False, written_in_order=False, read_in_any_order=in_any_order
-    )
-    assert moved(move, source, target)[1:3] == [during, after]
+    move = MoveBuffers(source_counted=False, target_counted=False, read_in_any_order=in_any_order)
+    assert moved(move, source, target) == [during, after]
 
 
 def moved(move, source, target, sizes=(8,)):
-    """The bytes before, while and after a move."""
+    """The bytes while a tensor is moved, and after it."""
     num_bytes, which = move.num_bytes(KIND, (source,), (target,), sizes)
     return num_bytes[which[0, 0]].tolist()
 
 
 def test_a_move_of_several_steps_holds_the_largest_pair():
     """Gathered along two axes: a quarter becomes a half, that the whole."""
-    move = MoveBuffers(source_counted=True, target_counted=False, written_in_order=False, read_in_any_order=True)
-    assert moved(move, pack((S0, S0)), R, (2, 2))[1] == rounded(256) + WHOLE
-
-
-def test_what_an_all_to_all_joins_is_not_in_order():
-    move = MoveBuffers(source_counted=False, target_counted=True, written_in_order=False, read_in_any_order=False)
-    assert [moved(move, S0, target)[3] for target in (R, S1)] == [0, EIGHTH]
+    move = MoveBuffers(source_counted=True, target_counted=False, read_in_any_order=True)
+    assert moved(move, pack((S0, S0)), R, (2, 2))[0] == rounded(256) + WHOLE
 
 
 def test_the_ends_of_a_move_that_others_count():
-    ends = {"source_counted": True, "target_counted": False, "written_in_order": False, "read_in_any_order": False}
-    assert moved(MoveBuffers(**ends), S0, R)[1] == WHOLE
-    assert moved(MoveBuffers(**{**ends, "source_counted": False, "target_counted": True}), S0, R)[1] == EIGHTH
-
-
-def test_a_loop_writes_in_the_order_that_is_sent_and_not_over_what_it_reads():
-    move = MoveBuffers(source_counted=False, target_counted=True, written_in_order=True, read_in_any_order=False)
-    assert [moved(move, P, target)[:2] for target in (R, S0, S1)] == [[0, WHOLE], [0, WHOLE], [WHOLE, WHOLE]]
+    ends = {"source_counted": True, "target_counted": False, "read_in_any_order": False}
+    assert moved(MoveBuffers(**ends), S0, R)[0] == WHOLE
+    assert moved(MoveBuffers(**{**ends, "source_counted": False, "target_counted": True}), S0, R)[0] == EIGHTH
 
 
 def general(left, right, dims, result):
@@ -570,58 +471,6 @@ def test_the_temporaries_of_a_selection_are_there_while_it_runs():
     assert choice.problem.memory(pick(choice)).tolist() == [held + scratch, held + scratch, held, held]
 
 
-# Where temporaries lie
-
-
-def taken(temporaries, vacant):
-    """What an argument of 100 bytes, which holds nothing as given, and temporaries (bytes, first, last) take in all."""
-    found = packed([Buffer(100, 0, 9), *(Buffer(*one) for one in temporaries)], [Buffer(100, *vacant)], 10)
-    return found.kept_bytes + found.heap_bytes
-
-
-def test_temporaries_lie_where_arguments_have_been():
-    """The larger one has the argument's buffer while it is empty.
-
-    The next must wait for nobody, and a third finds it taken.
-    """
-    assert taken([(80, 2, 4), (60, 5, 6), (50, 4, 5)], vacant=(2, 6)) == 150
-    assert taken([(80, 1, 4)], vacant=(2, 6)) == 180
-    assert taken([(101, 2, 4)], vacant=(2, 6)) == 201
-
-
-def heap(*temporaries):
-    """How far the heap of temporaries (bytes, first, last, and more of a buffer) reaches."""
-    return packed([Buffer(*one) for one in temporaries], [], 100).heap_bytes
-
-
-def test_a_heap_may_have_gaps():
-    """The largest lies lowest, and what is there with it above: so there may be more than is alive at any time."""
-    assert heap((50, 0, 4), (60, 3, 4), (70, 0, 2)) == 120
-    assert heap((70, 0, 2), (60, 3, 4), (80, 1, 3)) == 150
-    assert heap((10, 0, 4), (60, 3, 4), (80, 1, 2)) == 90
-
-
-def test_of_one_size_lies_lowest_what_is_there_for_long():
-    """Others come and go beside what is there for long.
-
-    Of four, each there with the next, the outer ones lie lowest, and one finds no place.
-    """
-    four = [(100, 0, 10, 0), (100, 10, 20, 1), (100, 20, 30, 2), (100, 30, 40, 3)]
-    assert heap(*four) == 200
-    assert heap(*four, (10, 1, 1), (10, 2, 2), (10, 38, 38), (10, 39, 39)) == 300
-
-
-@pytest.mark.parametrize(("over", "takes"), [(-1, 200), (2, 300)])
-def test_what_is_written_over_another_goes_where_that_does(over, takes):
-    """What is written over is there for a moment, and comes late.
-
-    One gap is taken by what is there before it, the other by what comes at the end.
-    """
-    before, written = [(100, 0, 4, 0, 0), (100, 3, 9, 1, 1)], [(100, 9, 11, 2, 2), (100, 12, 30, 3, 3, over)]
-    behind = [(100, 30, 40, 4, 4), (10, 31, 32), (10, 33, 34), (10, 35, 36)]
-    assert heap((10, 1, 1), *before, *written, *behind) == takes
-
-
 # Against XLA: a layer with its gradients and updates, on eight host devices
 
 LAYERS = """func.func @main(%w: tensor<64x256xf32> {tf.aliasing_output = 0 : i32},\
@@ -664,7 +513,7 @@ def planned(mesh, budget):
 def test_predicted_peaks_against_xla_as_memory_tightens(mesh):
     """Memory goes from all there is to too little.
 
-    The peak is within the budget, never under what XLA takes nor far over it, and the step is never faster.
+    The peak is within the budget, near what XLA takes, and the step is never faster.
     """
     ample = planned(mesh, "")[1].peak_bytes
     budgets = [int(ample * share) for share in (1.0, 0.7, 0.4, 0.2, 0.02)]
@@ -676,4 +525,4 @@ def test_predicted_peaks_against_xla_as_memory_tightens(mesh):
     for budget, module, answer in met:
         xla = compile_module(wrap_manual(localized_copy(module)), jax.devices()).memory_bytes()
         assert answer.peak_bytes <= budget
-        assert xla <= answer.peak_bytes <= 1.4 * xla
+        assert 0.9 * xla <= answer.peak_bytes <= 1.4 * xla

@@ -3,7 +3,6 @@
 import functools
 import itertools
 import random
-from dataclasses import astuple
 
 import jax
 import numpy as np
@@ -12,11 +11,8 @@ from planning import run_on
 from training import export_step
 from zoo import ZOO
 
-from rhino.ir.cluster.mesh import mesh_of_shape
-from rhino.ir.graph.graph import materialized
 from rhino.ir.mlir.bindings import make_context
-from rhino.ir.mlir.reader import entry_function, read_module
-from rhino.ir.program.program import read_program
+from rhino.ir.mlir.reader import read_module
 from rhino.passes.base import Remarks
 from rhino.passes.frontend.normalize import Normalize
 from rhino.passes.pipeline.micro_batch import MicroBatch
@@ -24,7 +20,6 @@ from rhino.passes.pipeline.rematerialize import Rematerialize
 from rhino.passes.textual_pipelines import build_pass_manager
 from rhino.runtime.executor.executable import compile_module
 from rhino.runtime.executor.inputs import InputRule, draw_inputs, nonnegative_arguments
-from rhino.strategies.memory.op_order import _Scheduler
 from rhino.strategies.remat.min_cut import Piece, frontier
 from rhino.strategies.remat.remat_graph import Stash, Unit
 from rhino.strategies.remat.remat_segments import cut_in_pieces
@@ -171,28 +166,3 @@ def test_steps_that_recompute_more_take_less_memory_and_give_the_same(name: str,
 
 def test_nothing_changes_where_nothing_is_recomputed():
     assert step_results("gpt-dropout", 1, "0")[0] == step_results("gpt-dropout", 1, "")[0]
-
-
-class Apart(_Scheduler):
-    """Each op has a list of its own of what it waits for."""
-
-    def need_behind_barriers(self, op, needs):
-        for value in self.waits[op]:
-            self.need(op, value, needs)
-
-
-@pytest.mark.parametrize(("name", "num"), [("gpt", 1), ("gpt", 4), ("gpt-scan", 4)])
-def test_what_ops_behind_a_barrier_share_changes_no_schedule(name: str, num: int):
-    module = read_module(export_step(ZOO[name]).encode(), name, make_context())
-    parts = (MicroBatch(num=num), Normalize()) if num > 1 else ()
-    build_pass_manager((Normalize(), *parts, Rematerialize(remat="0.7")), module.context, Remarks(name)).run(
-        module.operation
-    )
-    with module.context:
-        graph = read_program(entry_function(module), mesh_of_shape((1,)), name).graph
-    in_memory = materialized(graph).tolist()
-    shared, apart = _Scheduler(graph, in_memory), Apart(graph, in_memory)
-    found, expected = ([astuple(one) for one in scheduler.schedules()] for scheduler in (shared, apart))
-    assert max(one.num_ops for one in shared.in_common.values()) > 1
-    assert not apart.in_common
-    assert found == expected
