@@ -35,7 +35,8 @@ class ShardingPlan:
     """How one graph runs on a mesh with axes of `sizes`.
 
     `ops[o]` is the state of op `o`, `specs[v]` how value `v` is stored, `returned[r]` how result `r` leaves the
-    function. `target` is the platform whose compiler makes the program.
+    function. `target` is the platform whose compiler makes the program,
+    `near_bytes` what that has of a memory nearer to the units.
     """
 
     graph: Graph
@@ -44,6 +45,7 @@ class ShardingPlan:
     specs: tuple[Spec, ...]
     returned: tuple[Spec, ...]
     target: Target = TARGETS["gpu"]
+    near_bytes: int = 0
 
     def transfers(self) -> Iterator[Transfer]:
         """Yields every collective, in program order."""
@@ -150,7 +152,8 @@ def make_plan(choice: Choice, chosen: Sequence[int] | Ints) -> ShardingPlan:
         if graph.cls(op).name == BARRIER:
             ops[op] = handing_on(graph, op, specs)
     every = _with_free(graph, sizes, ops, specs, returned)
-    return ShardingPlan(graph, sizes, every, tuple(specs), tuple(returned), choice.model.target)
+    near_bytes = choice.model.device.near_memory_bytes or 0
+    return ShardingPlan(graph, sizes, every, tuple(specs), tuple(returned), choice.model.target, near_bytes)
 
 
 def loop_states(graph: Graph, loop: Loop, specs: Sequence[Spec]) -> tuple[State, State]:

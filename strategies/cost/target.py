@@ -21,6 +21,7 @@ class Target:
     together with others of their kind, at most `joined_bytes` at a time, where these need not wait for each other.
     `hoists` says whether what is the same each time round a loop is computed before it, gathers of weights among it.
     `widens_halves` says whether arithmetic on bf16 and f16 is done, and kept in memory, in f32.
+    `tile` are the rows, of four bytes each, and the columns to whose multiples an argument of two dims is padded.
     """
 
     platform: Platform
@@ -30,6 +31,7 @@ class Target:
     joined_bytes: int = 0
     hoists: bool = False
     widens_halves: bool = False
+    tile: tuple[int, int] = (1, 1)
 
     def hides_gathers(self, device: Device) -> bool:
         """Says whether gathers of weights go on while a device computes."""
@@ -67,8 +69,12 @@ TARGETS: Final[dict[Platform, Target]] = {
     # The same page: one pass of bf16 for the default, three for "high", six for "highest".
     # libtpu 0.0.51 fuses gathers, and nothing else, into what is computed meanwhile (`async_collective_fusion_config`):
     # for v5e, not for v5p and v6e (GPT, and three products in a row, 2026-11-24). JAX calls that chip "TPU v5 lite".
+    # XLA's page on tiled layouts: 8 x 128 elements of 32 bits.
     "tpu": Target(
-        "tpu", {"default": ("bf16", 1), "high": ("bf16", 3), "highest": ("bf16", 6)}, ("TPU v5e", "TPU v5 lite")
+        "tpu",
+        {"default": ("bf16", 1), "high": ("bf16", 3), "highest": ("bf16", 6)},
+        ("TPU v5e", "TPU v5 lite"),
+        tile=(8, 128),
     ),
 }
 """The targets by platform."""

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from rhino.ir.graph.graph import BARRIER, MOVES, REDUCE, UPDATES, WHILE, YIELD, Graph
+from rhino.ir.graph.graph import BARRIER, MOVES, REDUCE, UPDATES, WHILE, YIELD, Graph, TensorType
 from rhino.strategies.choice.choice import Choice
 from rhino.strategies.choice.sharding_plan import ShardingPlan, make_plan
 from rhino.strategies.cost.target import Target
@@ -29,6 +29,7 @@ from rhino.strategies.solver.problem import PeakOf
 _MARGIN: Final = 0.1
 """What is added to temporaries, as a share of them, for gaps between buffers (docs/memory.md)."""
 
+_WORD_BYTES: Final = 4
 _HALVES: Final = frozenset({"bf16", "f16"})
 _MOVED: Final = MOVES | {"stablehlo.gather"}
 
@@ -37,7 +38,10 @@ Span = tuple[int, int, int]
 
 
 def predicted_peak(plan: ShardingPlan) -> float:
-    """Returns the bytes that a plan takes of a device at most."""
+    """Returns the bytes that a plan takes of a device's main memory at most.
+
+    Compilers keep temporaries in the nearer memory as far as they fit (XLA:TPU's memory space assignment).
+    """
     lives = Lives(device_graph(plan), plan.target)
     spans = np.array([one for one in lives.spans() if one[1] <= one[2]], dtype=np.int64).reshape(-1, 3)
     size, start, end = spans.T
@@ -45,7 +49,8 @@ def predicted_peak(plan: ShardingPlan) -> float:
     np.add.at(change, start, size)
     np.subtract.at(change, end + 1, size)
     throughout = float(size[(start == 0) & (end == lives.num_times - 1)].sum())
-    return throughout + (float(np.cumsum(change).max()) - throughout) * (1 + _MARGIN)
+    temporary = max(float(np.cumsum(change).max()) - throughout - plan.near_bytes, 0.0)
+    return throughout + temporary * (1 + _MARGIN)
 
 
 def peak_of(choice: Choice) -> PeakOf:
@@ -64,9 +69,8 @@ class Lives:
         self.num_times = self.order.num_times
         self.classes = [graph.cls(op) for op in range(graph.num_ops)]
         self.maker: list[int] = graph.value_op.tolist()
-        self.num_bytes: list[int] = (graph.value_bytes() * scheduled_copies(graph, self.order)).tolist()
-        if target.widens_halves:
-            self.widen()
+        copies: list[int] = scheduled_copies(graph, self.order).tolist()
+        self.num_bytes = [self.bytes_of(value, target) * copies[value] for value in range(graph.num_values)]
         self.operands = [graph.operands(op).tolist() for op in range(graph.num_ops)]
         self.is_free = [op >= 0 and self.classes[op].free for op in self.maker]
         self.taken_over = {a.alias: number for number, a in enumerate(graph.arguments) if a.alias is not None}
@@ -76,14 +80,14 @@ class Lives:
             came = zip(graph.results(loop.op), self.operands[loop.op], strict=True)
             self.in_place -= {value for value, initial in came if self.is_free[initial]}
 
-    def widen(self) -> None:
-        """Counts what is computed in bf16 or f16 as f32; what is only moved stays as it is."""
-        returned = set(self.graph.returns)
-        for op, cls in enumerate(self.classes):
-            if cls.name.startswith("stablehlo.") and cls.name not in _MOVED:
-                for value in self.graph.results(op):
-                    if self.graph.type_of(value).dtype in _HALVES and value not in returned:
-                        self.num_bytes[value] *= 2
+    def bytes_of(self, value: int, target: Target) -> int:
+        """Returns the bytes of a value as the compiler keeps it; of halves, what is only moved stays as it is."""
+        kind, op = self.graph.type_of(value), self.maker[value]
+        if op < 0:
+            return _padded(kind, target.tile)
+        name = self.classes[op].name
+        is_computed = name.startswith("stablehlo.") and name not in _MOVED and value not in self.graph.returns
+        return kind.num_bytes * (2 if target.widens_halves and kind.dtype in _HALVES and is_computed else 1)
 
     def spans(self) -> Iterator[Span]:
         """Yields all that is alive."""
@@ -138,3 +142,11 @@ class Lives:
             inputs, outputs = selection_sizes(cls)
             yield from ((size, start, start) for size in inputs)
             yield from ((size, start, stop) for size in outputs)
+
+
+def _padded(kind: TensorType, tile: tuple[int, int]) -> int:
+    """Returns the bytes of a tensor, of two dims in tiles, for which halves have twice as many rows."""
+    if len(kind.shape) != len(tile) or tile == (1, 1):
+        return kind.num_bytes
+    rows, columns = tile[0] * _WORD_BYTES // max(kind.element_bytes, 1), tile[1]
+    return -(-kind.shape[0] // rows) * rows * -(-kind.shape[1] // columns) * columns * kind.element_bytes

@@ -62,7 +62,8 @@ def plan_of(plan: ShardingPlan, part: PlanPart) -> ShardingPlan:
         ops = list(part.ops)
         found = replace(found, repeats=Repeats(repeats.times[ops], repeats.copies[values], repeats.run[ops]))
     states, specs = [plan.ops[op] for op in part.ops], [plan.specs[value] for value in values]
-    return ShardingPlan(found, plan.sizes, tuple(states), tuple(specs), tuple(part.returns.values()), plan.target)
+    returned = tuple(part.returns.values())
+    return ShardingPlan(found, plan.sizes, tuple(states), tuple(specs), returned, plan.target, plan.near_bytes)
 
 
 def temporary_bytes(plan: ShardingPlan) -> float:

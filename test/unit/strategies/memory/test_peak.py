@@ -1,5 +1,7 @@
 """The program of a device, what lies in memory of it, when its ops run, and what is alive."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from choices import S0, S1, R
@@ -7,14 +9,14 @@ from local_programs import SCATTER, local
 from snippets import class_of, function, program_of, tensor
 
 from rhino.ir.cluster.cluster import load_cluster, mesh_axes
-from rhino.strategies.choice.sharding_plan import make_plan
+from rhino.strategies.choice.sharding_plan import ShardingPlan, implied, make_plan
 from rhino.strategies.cost.cost_model import CostModel
 from rhino.strategies.cost.target import TARGETS
 from rhino.strategies.memory.buffers import arranged
 from rhino.strategies.memory.fusion import in_memory
 from rhino.strategies.memory.loop_invariants import loop_invariants
 from rhino.strategies.memory.op_order import schedule
-from rhino.strategies.memory.peak import Lives
+from rhino.strategies.memory.peak import Lives, predicted_peak
 from rhino.strategies.sharding.choice_problem import build
 
 KIND, ROW = tensor((8, 8)), tensor((8,))
@@ -290,3 +292,21 @@ def test_hosts_keep_what_is_computed_in_bf16_as_f32(target, computed):
       %y = {product.format("%r", "%p")}"""
     found, _ = spans(body, {"x": half}, {"y": half}, target)
     assert sorted(size for size, *_ in found) == sorted([128, 128, 128, computed])
+
+
+def test_tpus_pad_arguments_of_two_dims_to_tiles():
+    """Eight rows of 128 numbers in f32, 16 in bf16."""
+    body = "%y = stablehlo.negate %x : KIND"
+    for kind, size in ((tensor((3, 130)), 8 * 256 * 4), (tensor((3, 130), "bf16"), 16 * 256 * 2), (ROW, 32)):
+        found, last = spans(body.replace("KIND", kind), {"x": kind}, {"y": kind}, "tpu")
+        assert (size, 0, last - 1) in found
+
+
+def test_a_nearer_memory_takes_temporaries_as_far_as_they_fit():
+    body = f"%p = {dot('%x', '%x')}\n%y = {dot('%p', '%x')}"
+    graph = program_of(function(body, {"x": KIND}, {"y": KIND})).graph
+    ops = [implied(graph, op, [R] * graph.num_values, (1,)) for op in range(graph.num_ops)]
+    plan = ShardingPlan(graph, (1,), tuple(ops), (R,) * graph.num_values, (R,))
+    both = 256 + 2 * 256 * 1.1
+    peaks = [predicted_peak(replace(plan, near_bytes=near)) for near in (0, 256, 1024)]
+    assert peaks == pytest.approx([both, both - 256 * 1.1, 256])
