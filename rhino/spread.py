@@ -105,9 +105,9 @@ class Spread:
         name = self._plan.facts.arguments[number].path
         raise RhinoError(
             "RHI-JAX-009",
-            f"{name} lies in process {' and '.join(map(str, holders))}, "
+            f"{name} is in process {' and '.join(map(str, holders))}, "
             f"and the plan has it on rank {self._ranks[number]}, in process {process}: "
-            "in stages nothing is moved between processes before a step",
+            "a step in stages moves no arguments between processes",
             fix="make it there with init, or pass it from the host, whole in every process",
         )
 

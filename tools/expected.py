@@ -111,10 +111,13 @@ def compare(
         if fitting:
             met[min(fitting, key=lambda n: met[n])] = True
         else:
-            wrong.append(RhinoError("RHI-CLI-004", f"unexpected {one.kind}: {one.message}", one.place))
+            what = f"unexpected {one.kind}: {one.message}"
+            fix = f"write expected-{one.kind} for it, or correct the input"
+            wrong.append(RhinoError("RHI-CLI-004", what, one.place, fix=fix))
     for number, expectation in enumerate(expectations):
         if not met[number]:
             where = f"at line {expectation.line}" if expectation.line != UNKNOWN else "without a place"
             what = f"expected {expectation.kind} {where} was not produced: {expectation.part}"
-            wrong.append(RhinoError("RHI-CLI-004", what, Place(file, expectation.written_at)))
+            fix = "remove it, or correct its line and text"
+            wrong.append(RhinoError("RHI-CLI-004", what, Place(file, expectation.written_at), fix=fix))
     return tuple(wrong)

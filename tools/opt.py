@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
 _STDOUT: Final = frozenset({"/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"})
 _SEPARATOR: Final = "// -----"
+_PASS_FIX: Final = "correct the op, or the pipeline; --mlir-print-ir-after-all shows what each pass writes"
 _COMMENTS: Final = re.compile(r"\s*(//[^\n]*(\n\s*|$))*")
 
 
@@ -400,8 +401,9 @@ class _Run:
             notes = tuple(
                 str(n.message).strip() for n in one.notes if not str(n.message).startswith("see current operation")
             )
-            found.append(RhinoError("RHI-PASS-002", str(one.message).strip(), place_of(one.location, self.file), notes))
-        return tuple(found) or (RhinoError("RHI-PASS-002", str(error).strip(), Place(self.file)),)
+            place = place_of(one.location, self.file)
+            found.append(RhinoError("RHI-PASS-002", str(one.message).strip(), place, notes, _PASS_FIX))
+        return tuple(found) or (RhinoError("RHI-PASS-002", str(error).strip(), Place(self.file), fix=_PASS_FIX),)
 
 
 def split_input(data: bytes) -> tuple[bytes, ...]:

@@ -33,7 +33,7 @@ def check_aliases(function: func.FuncOp, file: str) -> None:
         if wrong:
             identifier, what = wrong
             place = place_of(function.location if function.is_external else function.arguments[number].location, file)
-            raise RhinoError(identifier, f"argument {number} takes over {what}", place, fix=f"remove its {ALIAS}")
+            raise RhinoError(identifier, f"argument {number} is donated to {what}", place, fix=f"remove its {ALIAS}")
         owner[ir.IntegerAttr(attribute).value] = number
 
 

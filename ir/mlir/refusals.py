@@ -104,7 +104,10 @@ def refuse_unrunnable(module: ir.Module, file: str) -> None:
         place = place_of(op.location, file)
         if op.name in _OUTSIDE:
             raise RhinoError(
-                "RHI-RUN-001", f"'{op.name}' waits for another program, and there is none", place, fix=_OUTSIDE_FIX
+                "RHI-RUN-001",
+                f"'{op.name}' exchanges data with another program, which a plan does not run",
+                place,
+                fix=_OUTSIDE_FIX,
             )
         if op.name in _UNSEEDED:
             raise RhinoError(

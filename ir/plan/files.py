@@ -258,7 +258,7 @@ def _of_folder(path: Path, folder: Path) -> RhinoError:
 
 def _altered(file: Path, why: str) -> RhinoError:
     what = f"the plan is not as it was written: {why}"
-    return RhinoError("RHI-PLAN-002", what, Place(str(file)), fix="write the plan anew")
+    return RhinoError("RHI-PLAN-002", what, Place(str(file)), fix="write the plan again")
 
 
 def _unwritable(path: Path, why: str, fix: str) -> RhinoError:

@@ -132,7 +132,7 @@ def plan_data(text: str | bytes, file: str) -> dict[str, Any]:
         raise no_plan(file, f"it is of version {data.get('version')!r}, and this reads version {VERSION}")
     if data.get(_DIGEST) != _own_digest(data):
         what = "the plan is not as it was written: its hash is another"
-        raise RhinoError("RHI-PLAN-002", what, Place(file), fix="write the plan anew")
+        raise RhinoError("RHI-PLAN-002", what, Place(file), fix="write the plan again")
     return data
 
 

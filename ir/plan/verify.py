@@ -280,7 +280,7 @@ class _Walk:
             if state == "held":
                 raise RhinoError(
                     "RHI-STEP-005",
-                    f"slot {slot} is {self.story(slot)}: nothing frees, takes over or fetches it",
+                    f"slot {slot} is {self.story(slot)}: it is never freed, donated or fetched",
                     fix=_FIX,
                 )
         for number in range(self.num_results):

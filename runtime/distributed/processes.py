@@ -36,6 +36,7 @@ _END_LIMIT_S: Final = 5
 _PORT_TRIES: Final = 8
 _LOG_ERRORS: Final = 2
 _FINISHED: Final = "finished"
+_ENDED_FIX: Final = "look for the first error in the output of that process, and start the job again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +147,8 @@ class ProcessJob:
             early = [one for one, count in ended.items() if count < self._num_steps]
             if (gone or early) and not self._finished.is_set():
                 what = self._verdict(gone) if gone else self._left(early[0], ended[early[0]])
-                end_process(RhinoError("RHI-RUN-007", what, notes=(f"seen by {self.team.name(self.process)}",)))
+                notes = (f"seen by {self.team.name(self.process)}",)
+                end_process(RhinoError("RHI-RUN-007", what, notes=notes, fix=_ENDED_FIX))
 
     def _left(self, process: int, num_steps: int) -> str:
         return f"{self.team.name(process)} has ended after {num_steps} steps, and this one has begun {self._num_steps}"
@@ -263,9 +265,8 @@ def _watch_children(children: Sequence[subprocess.Popen[bytes]], team: Team, std
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
             left = [team.name(one) for one, other in enumerate(codes) if other is None]
             notes = (f"{' and '.join(left)} had to be ended with it",) if left else ()
-            print(
-                RhinoError("RHI-RUN-007", f"{team.name(process)} {how}", notes=notes).render(), file=stderr, flush=True
-            )
+            error = RhinoError("RHI-RUN-007", f"{team.name(process)} {how}", notes=notes, fix=_ENDED_FIX)
+            print(error.render(), file=stderr, flush=True)
             return code if code > 0 else ExitCode.BAD_INPUT
         if all(code == 0 for code in codes):
             return ExitCode.OK

@@ -23,6 +23,7 @@ from rhino.runtime.executor.executor import Executor, Progress, describe
 
 _REPORT_LIMIT_S: Final = 5.0
 _STALL: Final = "stall"
+_FIX: Final = "see what the first waiting rank waits for; if it is only slow, raise --stall-limit"
 
 
 @dataclass(slots=True, eq=False)
@@ -123,7 +124,12 @@ class Watchdog:
                 if process != self._job.process:
                     lines += self._report_of(self._job, process)
         self._leave(
-            RhinoError("RHI-RUN-008", f"the step has made no progress for {self._limit_s:.0f} s", notes=tuple(lines))
+            RhinoError(
+                "RHI-RUN-008",
+                f"the step has made no progress for {self._limit_s:.0f} s",
+                notes=tuple(lines),
+                fix=_FIX,
+            )
         )
 
     def _report_of(self, job: ProcessJob, process: int) -> list[str]:
@@ -144,6 +150,7 @@ class Watchdog:
                 "RHI-RUN-008",
                 f"the step makes no progress, as {self._job.team.name(caller)} reports",
                 notes=tuple(lines),
+                fix=_FIX,
             )
         )
 

@@ -323,9 +323,12 @@ def _bad_argument(value: Value, got: str, expected: str) -> RhinoError:
     )
 
 
+RUN_FAILED_FIX: Final = "if memory ran out, plan with a smaller budget; otherwise see XLA's message"
+
+
 def failed_run(error: Exception) -> RhinoError:
     """Returns RHI-RUN-005 for an error of XLA's at run time."""
-    return RhinoError("RHI-RUN-005", f"the program failed while it ran: {_first_lines(error)}")
+    return RhinoError("RHI-RUN-005", f"the program failed while it ran: {_first_lines(error)}", fix=RUN_FAILED_FIX)
 
 
 def _first_lines(error: Exception) -> str:

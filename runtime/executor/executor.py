@@ -270,7 +270,10 @@ class Executor:
             self.transport.explain()
         failed = failed_run(error)
         raise RhinoError(
-            failed.id, failed.what, notes=(f"it was {describe(self.step, self.instructions[place])}",)
+            failed.id,
+            failed.what,
+            notes=(f"it was {describe(self.step, self.instructions[place])}",),
+            fix=failed.fix,
         ) from None
 
     def _place(self, arguments: Sequence[Argument]) -> list[jax.Array]:

@@ -1,7 +1,7 @@
 // RUN: rhino-opt --split-input-file --verify-diagnostics %s
 // A donation names a result by its number; a result takes over one buffer, of its own type.
 
-// expected-error@below {{[RHI-READ-002] argument 0 takes over "zero", expected the number of a result}}
+// expected-error@below {{[RHI-READ-002] argument 0 is donated to "zero", expected the number of a result}}
 // expected-note@below {{to fix: remove its tf.aliasing_output}}
 func.func @no_number(%x: tensor<4xf32> {tf.aliasing_output = "zero"}) -> tensor<4xf32> {
   return %x : tensor<4xf32>
@@ -9,7 +9,7 @@ func.func @no_number(%x: tensor<4xf32> {tf.aliasing_output = "zero"}) -> tensor<
 
 // -----
 
-// expected-error@below {{[RHI-READ-002] argument 0 takes over result 1, of 1}}
+// expected-error@below {{[RHI-READ-002] argument 0 is donated to result 1, of 1}}
 // expected-note@below {{to fix: remove its tf.aliasing_output}}
 func.func @no_result(%x: tensor<4xf32> {tf.aliasing_output = 1 : i32}) -> tensor<4xf32> {
   return %x : tensor<4xf32>
@@ -19,7 +19,7 @@ func.func @no_result(%x: tensor<4xf32> {tf.aliasing_output = 1 : i32}) -> tensor
 
 func.func @twice(
     %x: tensor<4xf32> {tf.aliasing_output = 0 : i32},
-    // expected-error@below {{[RHI-READ-009] argument 1 takes over result 0, as argument 0 does}}
+    // expected-error@below {{[RHI-READ-009] argument 1 is donated to result 0, as argument 0 does}}
     // expected-note@below {{to fix: remove its tf.aliasing_output}}
     %y: tensor<4xf32> {tf.aliasing_output = 0 : i32}) -> tensor<4xf32> {
   %z = stablehlo.add %x, %y : tensor<4xf32>
@@ -28,7 +28,7 @@ func.func @twice(
 
 // -----
 
-// expected-error@below {{[RHI-READ-009] argument 0 takes over result 0, a tensor<2x2xf32>; expected its own type, tensor<4xf32>}}
+// expected-error@below {{[RHI-READ-009] argument 0 is donated to result 0, a tensor<2x2xf32>; expected its own type, tensor<4xf32>}}
 // expected-note@below {{to fix: remove its tf.aliasing_output}}
 func.func @another_type(%x: tensor<4xf32> {tf.aliasing_output = 0 : i32}) -> tensor<2x2xf32> {
   %y = stablehlo.reshape %x : (tensor<4xf32>) -> tensor<2x2xf32>

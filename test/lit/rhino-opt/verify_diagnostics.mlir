@@ -7,6 +7,7 @@
 // expected. In the others one does not come, one was not expected, and one cannot be read; then nothing is on stdout.
 
 // ABSENT: unexpected.mlir:2: error: [RHI-CLI-004] expected error at line 3 was not produced: no such thing
+// ABSENT-NEXT: note: to fix: remove it, or correct its line and text
 // ABSENT-NEXT: unexpected.mlir:4: error: [RHI-CLI-004] expected remark at line 5 was not produced: nor such a remark
 // EXTRA: unmarked.mlir:2:10: error: [RHI-CLI-004] unexpected error: [RHI-READ-002] the module does not parse: use of undeclared
 // FORM: misspelt.mlir:2: error: [RHI-CLI-004] an expected diagnostic cannot be read
@@ -37,7 +38,7 @@ func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
 
 // -----
 
-// expected-error@42 {{use of undeclared SSA value name}}
+// expected-error@43 {{use of undeclared SSA value name}}
 func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
   return %undeclared : tensor<4xf32>
 }

@@ -260,7 +260,7 @@ WRONG = {
     "transfer twice": (before(6, Transfer(0, 1, 6)), "RHI-STEP-007", "transfer 0 is instruction 4's"),
     "fetched and freed": (before(9, Free((4,))), "RHI-STEP-004", "slot 4 is fetched since instruction 8"),
     "fetched and taken over": (before(6, Fetch(1, 0)), "RHI-STEP-004", "slot 1 is fetched since instruction 6"),
-    "left over": (at(7), "RHI-STEP-005", "slot 3 is held since instruction 4: nothing frees, takes over or fetches it"),
+    "left over": (at(7), "RHI-STEP-005", "slot 3 is held since instruction 4: it is never freed, donated or fetched"),
     "no result": (at(8, Free((4,))), "RHI-STEP-005", "no instruction fetches result 0"),
     "layout": (
         slot_is(2, Slot(0, WEIGHT)),

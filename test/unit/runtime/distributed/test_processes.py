@@ -185,6 +185,7 @@ def test_a_step_that_stands_still_is_told_of_by_all(tmp_path: Path):
         assert parts[1].wait(60) == 1
     lines = (tmp_path / "said-1").read_text().splitlines()
     assert "error: [RHI-RUN-008] the step has made no progress for 2 s" in lines
+    assert any(line.startswith("  note: to fix: see what the first waiting rank") for line in lines)
     assert "  note: process 0 (rank 0): between steps, 2 are done" in lines
     waiting = next(line for line in lines if "rank 1 has not ended" in line)
     assert waiting.startswith(
