@@ -1,6 +1,7 @@
 """Plans that people found by hand come out of the search unasked, where they are the cheapest.
 
-Asserted are the shardings of tensors and the strategies of ops.
+Asserted are the shardings of tensors and the strategies of ops. People found these plans where all collectives are
+waited for, and so they are here: where gathers of weights are hidden, ZeRO-3 takes the place of most.
 """
 
 import re
@@ -8,6 +9,8 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import bert
 import gpt
@@ -19,6 +22,7 @@ import resnet
 import vgg
 from training import export_step
 
+from rhino.ir.cluster.presets import PRESETS
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.graph.spec import PARTIAL, REPLICATED, dim_axes, pack, split, split_axes, unpack
 from rhino.ir.mlir.bindings import ir
@@ -27,7 +31,17 @@ from rhino.passes.sharding.choose_shardings import ShardingChoice
 from rhino.strategies.choice.sharding_plan import ShardingPlan
 from rhino.strategies.solver.answer import Answer
 
-TARGET, MACHINES = "v100x8:8", "v100x8x2:2x8"
+
+def waiting(preset):
+    """The file of a cluster like a preset of GPUs, on which nothing is hidden behind what is computed."""
+    file = Path(CLUSTERS.name) / f"{preset}.toml"
+    lines = [line for line in PRESETS[preset].splitlines() if not line.startswith("compile_for")]
+    file.write_text("\n".join(lines).replace('platform = "gpu"', 'platform = "cpu"'), encoding="utf-8")
+    return str(file)
+
+
+CLUSTERS = TemporaryDirectory()
+TARGET, MACHINES = f"{waiting('v100x8')}:8", f"{waiting('v100x8x2')}:2x8"
 DOT, CONVOLUTION = "stablehlo.dot_general", "stablehlo.convolution"
 S0, S1, S2 = map(split, range(3))
 GATHER, SCATTER = "all_gather", "reduce_scatter"
@@ -97,12 +111,13 @@ def without_layer(name):
     return re.sub(r"(layers)(\.\d+)?\.", r"\1.", dotted(name))
 
 
-@pytest.mark.parametrize("target", [TARGET, "v100x8:2x4"])
-def test_a_loop_over_layers_gets_the_plan_of_the_layers(target):
+@pytest.mark.parametrize("mesh", ["8", "2x4"])
+def test_a_loop_over_layers_gets_the_plan_of_the_layers(mesh):
     """The plan of a GPT with its layers in a loop, given to the layers one by one, is as good as theirs.
 
     What is split by layers is left open.
     """
+    target = f"{waiting('v100x8')}:{mesh}"
     sizes = gpt.GPTConfig(layers=4, hidden=1024, heads=16, ffn=4096, vocab=8192, seq=512, batch=8)
     plain, scanned = found(gpt.model(sizes), target=target), found(gpt.model(replace(sizes, scan=True)), target=target)
     graph, num_axes = scanned.plan.graph, len(scanned.plan.sizes)
@@ -261,9 +276,9 @@ def test_each_pair_of_products_is_between_two_moves():
 
 def test_norms_between_are_split_along_the_sequence_where_memory_is_short():
     best = found(ONE_SEQUENCE)
-    tight = found(ONE_SEQUENCE, str(int(0.9 * best.answer.peak_bytes)))
-    norms = tight.ops("stablehlo.rsqrt")
-    assert len(norms) == 2 * NUM_BLOCKS + 1
+    tight = found(ONE_SEQUENCE, str(int(0.8 * best.answer.peak_bytes)))
+    *norms, _ = tight.ops("stablehlo.rsqrt")  # the last one is in no block
+    assert len(norms) == 2 * NUM_BLOCKS
     assert {tight.plan.ops[op].result_specs for op in norms} == {(S1,)}
     moved = tight.moved(4 * SEQ * HIDDEN, (1, SEQ, HIDDEN))
     assert moved["all_reduce"] == 0
