@@ -21,7 +21,7 @@ from rhino.strategies.solver.answer import Answer, Infeasible
 from rhino.strategies.solver.search import Limits, Search
 
 R, P, S0, S1 = REPLICATED, PARTIAL, split(0), split(1)
-DEVICE = Device("test", (("f32", 1e9),), 10**9, 1.0, 1e9, 1.0, 1.0, ())
+DEVICE = Device("test", (("f32", 1e9),), 10**9, 1.0, 1e9, 1.0, 1.0, (), platform="cpu")
 GRID = (2, 2)
 
 
