@@ -181,7 +181,7 @@ def test_every_option_round_trips():
         ("rhino-strip{deep=true}", "'rhino-strip' has no option 'deep'; its options: none", "name=value"),
         (
             "auto-shard{deep=true}",
-            "'auto-shard' has no option 'deep'; its options: cluster, mesh, budget, ranks, level",
+            "'auto-shard' has no option 'deep'; its options: cluster, mesh, budget, ranks, rows, level",
             "name=value",
         ),
         ("auto-shard{cluster}", "'cluster' is no option of 'auto-shard'", "name=value"),

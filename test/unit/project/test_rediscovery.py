@@ -9,8 +9,6 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import bert
 import gpt
@@ -20,9 +18,9 @@ import pytest
 import quality
 import resnet
 import vgg
+from clusters import waiting
 from training import export_step
 
-from rhino.ir.cluster.presets import PRESETS
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.graph.spec import PARTIAL, REPLICATED, dim_axes, pack, split, split_axes, unpack
 from rhino.ir.mlir.bindings import ir
@@ -31,16 +29,6 @@ from rhino.passes.sharding.choose_shardings import ShardingChoice
 from rhino.strategies.choice.sharding_plan import ShardingPlan
 from rhino.strategies.solver.answer import Answer
 
-
-def waiting(preset):
-    """The file of a cluster like a preset of GPUs, on which nothing is hidden behind what is computed."""
-    file = Path(CLUSTERS.name) / f"{preset}.toml"
-    lines = [line for line in PRESETS[preset].splitlines() if not line.startswith("compile_for")]
-    file.write_text("\n".join(lines).replace('platform = "gpu"', 'platform = "cpu"'), encoding="utf-8")
-    return str(file)
-
-
-CLUSTERS = TemporaryDirectory()
 TARGET, MACHINES = f"{waiting('v100x8')}:8", f"{waiting('v100x8x2')}:2x8"
 DOT, CONVOLUTION = "stablehlo.dot_general", "stablehlo.convolution"
 S0, S1, S2 = map(split, range(3))

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import llama
 import numpy as np
 import pytest
+from clusters import waiting
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning import reference
@@ -387,7 +388,9 @@ def test_steps_of_a_viewed_model_on_eight_devices_give_the_answer_of_one(name: s
 
 @pytest.mark.parametrize("name", ["gpt", "llama", "gpt-scan", "llama-scan"])
 def test_a_viewed_model_sends_what_one_with_separate_weights_sends(name: str):
-    separate, fused, seen = (plan.localized for plan in plans(cases(1, 256, 128)[name], name, "v100x8", pinned=True))
+    separate, fused, seen = (
+        plan.localized for plan in plans(cases(1, 256, 128)[name], name, waiting("v100x8"), pinned=True)
+    )
     assert dict(seen.counts) == dict(separate.counts)
     assert seen.total.num_bytes < fused.total.num_bytes
 

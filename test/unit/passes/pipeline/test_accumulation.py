@@ -9,6 +9,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import pytest
+from clusters import waiting
 from planning import Planned, plan_step, reference
 
 from rhino.ir.graph.graph import WHILE
@@ -43,7 +44,7 @@ def step(start: Callable[[jax.Array], jax.Array]) -> bytes:
 
 @functools.cache
 def planned(start: Callable[[jax.Array], jax.Array], mesh: str) -> Planned:
-    return plan_step(step(start), "accumulation", "v100x8", mesh=mesh)
+    return plan_step(step(start), "accumulation", waiting("v100x8"), mesh=mesh)
 
 
 def carried_sums(plan: Planned) -> list[int]:
