@@ -165,7 +165,7 @@ def _searched(traced: Traced, request: PlanRequest, module: ir.Module) -> Planne
 
 
 def _compiler_for(traced: Traced, request: PlanRequest, own: PlanOptions, *, by_jit: bool) -> CompilerFor | None:
-    """Returns what compiles for the cluster's meshes, if that is asked for; None where nothing does, which is told.
+    """Returns what compiles for the cluster's meshes, if that is asked for; None where nothing does, which is logged.
 
     A plan in one program is run by jit, one in stages by the executor.
     """

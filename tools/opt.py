@@ -166,7 +166,7 @@ class _Command:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Staged:
-    """A module in stages, what passes said of it, and its plan."""
+    """A module in stages, the remarks of its passes, and its plan."""
 
     module: ir.Module
     remarks: Remarks

@@ -64,7 +64,7 @@ def comparer_of(
 def compiles_of(options: Namespace, stderr: TextIO) -> Compiles | None:
     """Returns what has plans compiled that may be in stages, if that is asked for.
 
-    Where nothing compiles for the cluster that is told, and None returned.
+    Returns None where nothing compiles for the cluster; a line on `stderr` says why.
     """
     if not options.aot:
         return None

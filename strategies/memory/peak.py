@@ -1,4 +1,4 @@
-"""What a plan takes of a device at most, as its compiler would assign it: what is told of a budget and reported.
+"""The predicted peak of a plan on a device: what is compared with the budget, and reported.
 
 The rows of the search (`rhino.strategies.memory.resident_rows`) have to say what each choice keeps before any is made.
 Once one is, the program of a device is known (`rhino.strategies.memory.device_graph`): which values lie in memory
