@@ -124,11 +124,13 @@ def rewrite(
     plan, program = read()
     inserter = _Inserter(program, plan, mesh_name, axes)
     inserter.run()
-    loops, asides = inserter.loops(), inserter.asides
+    loops, asides, has_slices = inserter.loops(), inserter.asides, inserter.has_slices
     del inserter, plan, program  # no handle of an op outlives a conversion
     _convert(module, remarks)
     inline_loops(module, loops)
     put_back(module, asides)
+    if has_slices:
+        put_slices_back(module)
     _finish(module)
 
 
@@ -208,6 +210,8 @@ class _Inserter:
         self.values: list[ir.Value[Any]] = list(self.program.entry.arguments)
         """What now stands for each value of the graph, as it is stored."""
         self.asides: list[SetAside] = []
+        self.has_slices = False
+        """Whether calls stand for slices."""
         self.shardings: dict[tuple[Spec, int], ir.Attribute] = {}
         self.comings: dict[tuple[int, tuple[Spec, ...]], ir.Attribute | None] = {}
         """By class of ops and how their results come."""
@@ -220,8 +224,8 @@ class _Inserter:
             if op.name == MANUAL:
                 aside, op = set_aside(op, number)
                 self.asides.append(aside)
-            elif op.name == SLICE:
-                op = set_slice_aside(op)
+            elif op.name == SLICE and (call := set_slice_aside(op)) is not op:
+                op, self.has_slices = call, True
             for position, (value, need) in enumerate(
                 zip(graph.operands(number).tolist(), state.operand_specs, strict=True)
             ):
@@ -434,7 +438,6 @@ def _finish(module: ir.Operation) -> None:
 
     Annotations of the global program are dropped.
     """
-    put_slices_back(module)
     ops, unread = walk(module), []
     for op in ops:
         unread.append(put_right(op))

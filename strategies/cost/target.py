@@ -61,10 +61,10 @@ TARGETS: Final[dict[Platform, Target]] = {
     # are the defaults in xla/service/collective_utils.h, 30 MiB each.
     "gpu": Target(
         "gpu",
-        {"default": ("tf32", 1), "high": ("tf32", 1)},
-        ("",),
-        frozenset({"all_gather", "reduce_scatter", "all_reduce"}),
-        30 * 2**20,
+        f32_products={"default": ("tf32", 1), "high": ("tf32", 1)},
+        hides_gathers_on=("",),
+        joined=frozenset({"all_gather", "reduce_scatter", "all_reduce"}),
+        joined_bytes=30 * 2**20,
     ),
     # The same page: one pass of bf16 for the default, three for "high", six for "highest".
     # libtpu 0.0.51 fuses gathers, and nothing else, into what is computed meanwhile (`async_collective_fusion_config`):
@@ -72,8 +72,8 @@ TARGETS: Final[dict[Platform, Target]] = {
     # XLA's page on tiled layouts: 8 x 128 elements of 32 bits.
     "tpu": Target(
         "tpu",
-        {"default": ("bf16", 1), "high": ("bf16", 3), "highest": ("bf16", 6)},
-        ("TPU v5e", "TPU v5 lite"),
+        f32_products={"default": ("bf16", 1), "high": ("bf16", 3), "highest": ("bf16", 6)},
+        hides_gathers_on=("TPU v5e", "TPU v5 lite"),
         tile=(8, 128),
     ),
 }
