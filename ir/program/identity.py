@@ -70,6 +70,19 @@ def _integer_text(element: ir.IntegerType, number: int) -> str:
     return str(bool(number)).lower() if element.width == 1 else str(number)
 
 
+def is_uniform(op: ir.Operation) -> bool:
+    """Says whether an op is a constant of one element value, or a broadcast scalar."""
+    match op.name:
+        case "stablehlo.constant":
+            if isinstance(ir.RankedTensorType(op.results[0].type).element_type, ir.ComplexType):
+                return False  # the bindings (jaxlib 0.10.2) do not read such constants
+            value = op.attributes["value"]
+            return isinstance(value, ir.DenseElementsAttr) and value.is_splat
+        case "stablehlo.broadcast_in_dim":
+            return not ir.RankedTensorType(op.operands[0].type).shape
+    return False
+
+
 def is_constant(value: ir.Value[Any], number: float) -> bool:
     """Says whether all elements of a value are known to be `number`."""
     made = maker_of(value)

@@ -26,12 +26,13 @@ from rhino.ir.mlir.boundary import Side, boundary_attributes, set_boundary_attri
 from rhino.ir.mlir.locations import place_of
 from rhino.ir.mlir.reader import entry_function
 from rhino.ir.mlir.shardings import SHARDING, module_mesh
+from rhino.ir.program.identity import is_uniform
 from rhino.ir.program.program import Program, read_program
 from rhino.ir.program.stored_shapes import VIEW, view_attribute
 from rhino.ir.units import format_bytes
 from rhino.passes.base import Pass, Remarks, opt
 from rhino.passes.layout.nested_reads import read_inside
-from rhino.passes.layout.shapes import CONSTRAINT, RESHAPE, Shape, is_uniform, make_in, retype, retype_loop
+from rhino.passes.layout.shapes import CONSTRAINT, RESHAPE, Shape, make_in, retype, retype_loop
 from rhino.passes.layout.viewed_ops import (
     Seen,
     can_rewrite,

@@ -14,7 +14,7 @@ from typing import Any, Final
 from rhino.ir.graph.graph import OpClass
 from rhino.ir.graph.rules import RULE
 from rhino.ir.mlir.bindings import ir, stablehlo
-from rhino.ir.program.identity import make_constant
+from rhino.ir.program.identity import is_uniform, make_constant
 from rhino.passes.layout.shapes import (
     BARRIER,
     CONSTRAINT,
@@ -23,7 +23,6 @@ from rhino.passes.layout.shapes import (
     element_of,
     int_array,
     ints,
-    is_uniform,
     retype,
     shape_of,
     with_shape,

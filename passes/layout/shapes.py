@@ -68,19 +68,6 @@ def works_by_element(op: ir.Operation, cls: OpClass) -> bool:
     )
 
 
-def is_uniform(op: ir.Operation) -> bool:
-    """Says whether an op is a constant of one element value, or a broadcast scalar."""
-    match op.name:
-        case "stablehlo.constant":
-            if isinstance(element_of(op.results[0]), ir.ComplexType):
-                return False  # the bindings (jaxlib 0.10.2) do not read such constants
-            value = op.attributes["value"]
-            return isinstance(value, ir.DenseElementsAttr) and value.is_splat
-        case "stablehlo.broadcast_in_dim":
-            return not shape_of(op.operands[0])
-    return False
-
-
 def make_in(op: ir.Operation, shape: Shape) -> ir.Value[Any]:
     """Returns the result of an op that `is_uniform`, or of an iota, made anew in another shape beside it."""
     kind = with_shape(op.results[0].type, shape)

@@ -15,7 +15,8 @@ such a slice, and a gather or scatter of one window becomes one:
 
 - slices, updates and gathers get indices that are in range: clamped as their ops would clamp them.
 - what lies outside the block is out of range for a scatter, which drops it. So a barrier keeps it from being folded
-  with what cuts its operand.
+  with what cuts its operand. Zeros need none: of one value everywhere, they are cut from nothing, and a scatter into
+  zeros that is added to something is one kernel of XLA's.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any, Final
 
 from rhino.ir.mlir.bindings import ir, stablehlo
 from rhino.ir.mlir.reader import maker_of
-from rhino.ir.program.identity import is_constant, make_constant
+from rhino.ir.program.identity import is_constant, is_uniform, make_constant
 
 Shape = tuple[int, ...]
 
@@ -111,10 +112,16 @@ def _keep_covered(op: ir.Operation, split_dims: Shape) -> ir.Operation | None:
 
 
 def _keep_apart(op: ir.Operation) -> None:
-    """Puts a barrier between what a scatter writes over and what makes it."""
-    written = list(op.operands)[: _indices_of(op)]
-    for number, value in enumerate(stablehlo.OptimizationBarrierOp(written).results):
-        op.operands[number] = value
+    """Puts a barrier between what a scatter writes over and what makes it, unless that is one value everywhere."""
+    written = [
+        number
+        for number, value in enumerate(list(op.operands)[: _indices_of(op)])
+        if (made := maker_of(value)) is None or not is_uniform(made)
+    ]
+    if written:
+        apart = stablehlo.OptimizationBarrierOp([op.operands[number] for number in written]).results
+        for number, value in zip(written, apart, strict=True):
+            op.operands[number] = value
 
 
 def _clamp_gather(op: ir.Operation) -> None:

@@ -65,6 +65,23 @@ def test_one_row_is_written_where_the_operand_is_cut(method):
     )
 
 
+@pytest.mark.parametrize("method", ["add", "set", "min"])
+@pytest.mark.parametrize("fill", [0.0, 2.5])
+def test_what_is_one_value_everywhere_is_written_over_without_a_barrier(method, fill):
+    """What a loss by index gives back is a scatter over zeros, added to the softmax's part: one kernel of XLA's."""
+    x, u = np.random.default_rng(0).normal(size=(64, 16)).astype(np.float32), np.full(16, 1.5, np.float32)
+
+    def write(x, u):
+        return x + getattr(jnp.full_like(x, fill).at[33], method)(u)
+
+    pins = {name: jax.sharding.PartitionSpec("x") for name in ("x", "result:0")}
+    step = rhino.parallelize(write, cluster="cpu8", pins=pins)
+    np.testing.assert_allclose(step(x, u), jax.jit(write)(x, u), rtol=1e-6)
+    text = jax.jit(step).lower(x, u).as_text()
+    assert "stablehlo.scatter" in text
+    assert "optimization_barrier" not in text
+
+
 def test_a_slice_of_a_cut_operand_starts_where_clamping_puts_it():
     """The index of a dim that is taken whole says nothing, and is not added to the place of the cut."""
     x, place = jnp.arange(64.0 * 16).reshape(64, 16), jnp.array([2, 5])
