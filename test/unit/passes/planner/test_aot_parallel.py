@@ -134,7 +134,7 @@ def test_xla_for_hosts_chooses_among_stages_and_one_program_and_the_plan_compute
     assert "compiled by XLA:CPU of jaxlib" in explain_text(found.facts)
 
 
-@pytest.mark.parametrize("budget", ["200KiB", "230KiB"])
+@pytest.mark.parametrize("budget", [pytest.param("200KiB", marks=pytest.mark.long), "230KiB"])
 def test_an_autotuned_plan_is_within_its_budget_once_compiled(budget, caplog):
     caplog.set_level(logging.INFO, "rhino")
     f = rhino.parallelize(
