@@ -1,6 +1,7 @@
 """What compiling without devices says is what a finished compile says, and a refusal names its reason."""
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from rhino.ir.cluster.cluster import load_cluster
@@ -94,6 +95,20 @@ def test_accelerators_are_compiled_for_where_their_compiler_is_installed(cluster
     assert found.peak_bytes >= 4 * (64 * 256 + 256 * 512 + 64 * 512) // 8
     assert set(hlo_stats(found.hlo).counts) == {"all_gather"}
     assert not found.is_finished
+
+
+def test_products_of_any_size_are_compiled_for_gpus():
+    """Heads of 197 tokens, as a ViT has them: of Triton's kernels XLA:GPU finds none without tuning."""
+    pytest.importorskip("jax_cuda12_plugin")
+
+    def join(heads, weight):
+        return jnp.einsum("bhts,bshk,hkd->btd", *heads, weight)
+
+    shapes = (8, 4, 197, 197), (8, 197, 4, 64), (4, 64, 256)
+    scores, values, weight = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)
+    text = jax.jit(join).lower((scores, values), weight).as_text()
+    module = read_module(text.encode(), "join.mlir", make_context())
+    assert Compiler(compile_target(load_cluster("h100x8"), (8,))).compile(bytecode(module)).peak_bytes > 0
 
 
 def test_the_program_is_found_among_parts_that_the_compiler_compiles_before(tmp_path):
