@@ -42,7 +42,13 @@ _KEYWORDS: Final = {
             "stages",
         )
     },
-    **{"pin": "pins", "axis-role": "axis_roles", "op-rules": "op_rules", "micro-batches": "micro_batches"},
+    **{
+        "pin": "pins",
+        "axis-role": "axis_roles",
+        "op-rules": "op_rules",
+        "micro-batches": "micro_batches",
+        "batch-statistics": "batch_statistics",
+    },
 }
 """The keyword of `parallelize` for each option that has one."""
 

@@ -262,6 +262,7 @@ def parallelize(
     remat: float | str | None = None,
     recompute: object = None,
     batch: str | Sequence[str] = (),
+    batch_statistics: str = "",
     search: Search = "shard",
     jobs: SupportsIndex | None = None,
     aot: bool | str = False,
@@ -300,6 +301,9 @@ def parallelize(
             one for each stage, where stages, micro-batches and mesh are given.
         recompute: refused: it is `remat` now.
         batch: names of arguments that have the batch at dim 0, or NAME:DIM; left out, it is found.
+        batch_statistics: "per-part" takes sums over the batch that examples need (normalization, balance losses) of
+            each micro-batch: what is computed is then a step with such statistics. "per-part:NAME" those of ops with
+            such names.
         search: "shard" searches for shardings; "autotune" also for the stages, micro-batches, mesh, schedule and
             rematerialization that are not given.
         jobs: how many processes autotuning uses; the plan does not depend on it. Left out, one a core.
@@ -350,6 +354,7 @@ def parallelize(
         for name, one in (
             ("remat", remat is not None),
             ("batch", batch),
+            ("batch_statistics", batch_statistics),
             ("pad", pad),
             ("search", search != SHARD),
             ("level", level != LEVEL),
@@ -383,6 +388,7 @@ def parallelize(
         op_rules="" if op_rules is None else path_of("op_rules", op_rules),
         micro_batches=count("micro_batches", micro_batches),
         batch="; ".join(texts("batch", batch, _NAMES, is_one_enough=True)),
+        batch_statistics=batch_statistics,
         remat=remat_shares(remat, num_stages),
         stages=num_stages,
         schedule=schedule or "",

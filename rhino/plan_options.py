@@ -44,6 +44,7 @@ class PlanOptions:
     op_rules: str = ""
     micro_batches: int | None = None
     batch: str = ""
+    batch_statistics: str = ""
     remat: tuple[float, ...] = ()
     stages: int | None = None
     schedule: str = ""
@@ -90,6 +91,7 @@ class PlanOptions:
             "constraints": self.constraints,
             "op-rules": self.op_rules,
             "batch": self.batch,
+            "batch-statistics": self.batch_statistics,
         }
         return PlanRequest(
             cluster=self.cluster,

@@ -41,7 +41,7 @@ from rhino.traced import Traced
 
 _LOG: Final = logging.getLogger("rhino")
 
-_SEARCHED: Final = ("pin", "forbid", "axis-role", "constraints", "op-rules", "batch")
+_SEARCHED: Final = ("pin", "forbid", "axis-role", "constraints", "op-rules", "batch", "batch-statistics")
 """Options that hold whatever stages, mesh and micro-batches are found."""
 
 
@@ -105,7 +105,10 @@ def _planned(traced: Traced, options: PlanOptions) -> Planned:
             options = replace(options, mesh=mesh_of_shape((max(1, options.shared // options.num_ranks),)))
     if options.is_open or options.is_staged:
         refuse_pads({"pad": "; ".join(options.pad), "constraints": options.constraints})
-    unused = "schedule" if options.schedule else "batch" if options.batch and options.micro_batches is None else ""
+    of_parts = {"batch": options.batch, "batch_statistics": options.batch_statistics}
+    given = ["schedule"] if options.schedule else []
+    given += [name for name, one in of_parts.items() if one and options.micro_batches is None]
+    unused = given[0] if given else ""
     if unused and not options.is_open and not options.is_staged:
         what = f"{unused} is given, and {traced.name} is one program for the whole batch"
         raise RhinoError(
@@ -113,7 +116,7 @@ def _planned(traced: Traced, options: PlanOptions) -> Planned:
         )
     if options.micro_batches == 1 and not options.is_open and not options.is_staged:
         # A loop of one trip would refuse arguments that have no batch.
-        options = replace(options, micro_batches=None, batch="")
+        options = replace(options, micro_batches=None, batch="", batch_statistics="")
     in_stages = options.is_staged and not options.is_open
     module = read_traced(traced, make_context())
     request = options.request(shapes(traced, module))

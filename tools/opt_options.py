@@ -40,6 +40,7 @@ _SHARED: Final = (
     "op-rules",
     "batch",
     "no-batch",
+    "batch-statistics",
     "num",
     "stages",
     "tolerance",
@@ -126,7 +127,7 @@ def parse_command_line(argv: Sequence[str]) -> argparse.Namespace:
         )
     if options.num is not None and not any("num" in _takes(name) for name, _ in options.steps):
         if options.num == 1 and any(name == "auto-shard" for name, _ in options.steps):
-            options.num = options.batch = None  # one part is the whole batch
+            options.num = options.batch = options.batch_statistics = None  # one part is the whole batch
         else:
             options.steps = [("micro-batch", ""), *options.steps]
     _check_parallel(options)
@@ -200,7 +201,7 @@ def make_one_program(options: argparse.Namespace) -> None:
     options.is_decided = options.searches = options.makes_plan = False
     options.stages = options.ranks = options.chunks = options.schedule = options.tolerance = None
     if options.num == 1:
-        options.num = options.batch = None  # one part is the whole batch
+        options.num = options.batch = options.batch_statistics = None  # one part is the whole batch
     shard = [*([("micro-batch", "")] if options.num else []), ("auto-shard", "")]
     options.steps = [one for name, text in options.steps for one in (shard if name == PARALLEL else [(name, text)])]
     options.makes_file = options.plan is not None and {name for name, _ in options.steps} in _ONE_PROGRAM
@@ -394,6 +395,12 @@ def _add_steps(group: argparse._ArgumentGroup) -> None:
         help="arguments with names like N have the batch at DIM (0); repeatable",
     )
     add("--no-batch", action="append", metavar="N", help="arguments with names like N have no batch; repeatable")
+    add(
+        "--batch-statistics",
+        metavar="per-part[:N]",
+        help="sums over the batch that examples need (normalization, balance losses) are of each micro-batch; of ops "
+        "with names like N alone, several with ; between",
+    )
     add(
         "--remat",
         metavar="R",

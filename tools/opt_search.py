@@ -41,6 +41,7 @@ _PASS_OPTIONS: Final[tuple[str, ...]] = (
     "op-rules",
     "batch",
     "no-batch",
+    "batch-statistics",
 )
 
 _INTERRUPTED: Final = (

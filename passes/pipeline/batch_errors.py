@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.mlir.locations import name_of, place_of
 from rhino.ir.program.program import Program
-from rhino.strategies.microbatch.micro_batch import BatchParts, NoBatch, Nothing, Outcome, Sync, Uneven
+from rhino.strategies.microbatch.micro_batch import BatchParts, NoBatch, Nothing, Outcome, PartStatistics, Sync, Uneven
 
 
 def refused(outcome: Outcome, program: Program, parts: int) -> RhinoError:
@@ -21,7 +21,7 @@ def refused(outcome: Outcome, program: Program, parts: int) -> RhinoError:
         case Nothing(batch=batch):
             what = f"nothing that the step gives depends on {_dims(program, batch)}: there is nothing to accumulate"
             return RhinoError("RHI-BATCH-005", what, place, fix="name the batch with --batch, if it is another")
-        case NoBatch() | BatchParts():
+        case NoBatch() | BatchParts() | PartStatistics():
             carried = sum(argument.alias is not None for argument in program.graph.arguments)
             why = (
                 f"of {len(program.graph.arguments)} arguments {carried} are carried from step to step, and no other "
@@ -76,10 +76,9 @@ def _not_free(sync: Sync, program: Program) -> RhinoError:
     waits = program.describe(graph.results(sync.waits).start) if graph.results(sync.waits) else heavy.name
     notes.append(f"work of each micro-batch waits for it: {waits} at {place_of(heavy.location, program.file)}")
     notes.append(f"the batch is taken to be {_dims(program, sync.batch)}")
-    fix = (
-        "make examples independent of each other: normalize over groups or layers instead of the batch, or over each "
-        "micro-batch on its own; "
-        "take negatives from each micro-batch, or keep the batch whole; if the batch is another dim, name it with "
-        "--batch"
+    fix = "" if meeting.source < 0 else "take it of each micro-batch with --batch-statistics=per-part; or "
+    fix += (
+        "make examples independent of each other: normalize over groups or layers instead of the batch, take negatives "
+        "from each micro-batch, or keep the batch whole; if the batch is another dim, name it with --batch"
     )
     return RhinoError("RHI-BATCH-004", what, place_of(op.location, program.file), tuple(notes), fix)

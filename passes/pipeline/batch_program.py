@@ -40,7 +40,7 @@ def make_copies(program: Program, found: Propagation) -> bool:
     for op, position in found.copies:
         value = int(graph.operands(op)[position])
         if value >= len(graph.arguments):
-            original = _value(program, value)
+            original = value_of(program, value)
             _read_copies(program.ops[op], {original: new[original]})
     return True
 
@@ -52,7 +52,8 @@ def unmark(entry: func.FuncOp) -> None:
             del op.attributes[COPY]
 
 
-def _value(program: Program, value: int) -> ir.Value[Any]:
+def value_of(program: Program, value: int) -> ir.Value[Any]:
+    """Returns a value of the program that an op defines."""
     op = int(program.graph.value_op[value])
     result: ir.Value[Any] = program.ops[op].results[value - program.graph.results(op).start]
     return result

@@ -8,9 +8,9 @@ Writes    the form of docs/pipelines.md: a `stablehlo.while` with attribute `rhi
           apply after it.
 Errors    RHI-BATCH-001 the number is no number of micro-batches, RHI-BATCH-002 no batch, RHI-BATCH-003 the number does
           not divide it, RHI-BATCH-004 the step is not free of synchronisation, RHI-BATCH-005 nothing to accumulate,
-          RHI-BATCH-006 shardings inside the step, RHI-BATCH-007 a name of the batch is of no argument, RHI-READ-005 no
-          entry function, RHI-READ-006 recursive calls, RHI-READ-007 calls of too many ops, RHI-READ-008 a callee
-          without a body.
+          RHI-BATCH-006 shardings inside the step, RHI-BATCH-007 a name of the batch is of no argument, RHI-BATCH-008
+          what is asked of statistics is not known, RHI-READ-005 no entry function, RHI-READ-006 recursive calls,
+          RHI-READ-007 calls of too many ops, RHI-READ-008 a callee without a body.
 Source    Rhino 6.1 (compute-gradients, accumulation, apply-gradients).
 
 A micro-batch is a device of a mesh axis that is time. The program of one part comes from the rewriting of
@@ -44,14 +44,25 @@ from rhino.passes.frontend.inline import INLINE_ERRORS
 from rhino.passes.frontend.normalize import Normalize
 from rhino.passes.pipeline.accumulation import make_loop
 from rhino.passes.pipeline.batch_errors import refused
-from rhino.passes.pipeline.batch_program import COPY, make_copies, start_from_zero, unmark
+from rhino.passes.pipeline.batch_program import make_copies, start_from_zero, unmark
 from rhino.passes.pipeline.part_numbers import count_parts, drop_dead
 from rhino.passes.pipeline.part_slices import take_slices
+from rhino.passes.pipeline.part_statistics import mark_statistics, parse_statistics, settle_statistics
 from rhino.passes.pipeline.time_loop import Carried
 from rhino.passes.sharding.localize import rewrite
 from rhino.passes.with_rules import run_on_functions
 from rhino.strategies.choice.sharding_plan import ShardingPlan
-from rhino.strategies.microbatch.micro_batch import BatchParts, BatchRequest, Sync, as_plan, take_in_parts
+from rhino.strategies.microbatch.micro_batch import (
+    BatchParts,
+    BatchRequest,
+    PartStatistics,
+    Sync,
+    as_plan,
+    take_in_parts,
+)
+
+BATCH: Final = ("batch", "no-batch", "batch-statistics")
+"""Options that say what the batch is, and what may be taken of a part of it."""
 
 _SIDES: Final[tuple[Side, Side]] = ("arg", "res")
 _AXIS: Final = "micro-batch"
@@ -71,7 +82,7 @@ class MicroBatch(Pass):
 
     name: ClassVar[str] = "rhino-micro-batch"
     errors: ClassVar[tuple[str, ...]] = (
-        *(f"RHI-BATCH-00{number}" for number in range(1, 8)),
+        *(f"RHI-BATCH-00{number}" for number in range(1, 9)),
         "RHI-READ-005",
         *INLINE_ERRORS,
     )
@@ -81,6 +92,11 @@ class MicroBatch(Pass):
         "", "NAME or NAME:DIM, several with ; between: arguments with the batch at that dim (0); empty finds them"
     )
     no_batch: str = opt("", "NAME, several with ; between: arguments that have no batch")
+    batch_statistics: str = opt(
+        "",
+        "per-part: sums over the batch that examples need may be of each micro-batch; per-part:NAME, several with ; "
+        "between: those of ops with such names",
+    )
     widen: bool = opt(True, "accumulate sums of 16-bit floats in f32")
 
     def run(self, module: ir.Operation, remarks: Remarks) -> None:
@@ -105,8 +121,9 @@ class MicroBatch(Pass):
 
         rewrite(module, _MESH, mesh.names, planned, remarks)
         entry = entry_function(module)
-        if decided[0].found.copied:
+        if decided[0].found.marks.copies:
             unmark(entry)
+        statistics = settle_statistics(entry.operation, self.num) if decided[0].found.marks.owns else ()
         take_slices(entry, decided[0].batch, self.num)
         count_parts(entry.operation)
         drop_dead(entry.regions[0].blocks[0])
@@ -115,6 +132,9 @@ class MicroBatch(Pass):
         carried = make_loop(entry, self.num, widen=self.widen)
         boundary.put_back(module, entry)
         _remark(entry, decided[0].batch, carried, self.num, remarks)
+        for place in dict.fromkeys(place_of(one, remarks.file) for one in statistics):
+            what = "a statistic of each micro-batch, not of the batch"
+            remarks.add(self.name, place, what)
 
     def decide(self, module: ir.Operation, remarks: Remarks) -> tuple[Program, BatchParts]:
         """Returns the program and how it takes its batch in parts.
@@ -129,6 +149,9 @@ class MicroBatch(Pass):
             request = self.request(program, remarks)
             outcome = take_in_parts(program.graph, replace(request, batch=batch or request.batch))
             if isinstance(outcome, Sync) and start_from_zero(program, outcome.meeting):
+                continue
+            if isinstance(outcome, PartStatistics):
+                mark_statistics(program, outcome.found)
                 continue
             if not isinstance(outcome, BatchParts):
                 raise refused(outcome, program, self.num)
@@ -153,9 +176,9 @@ class MicroBatch(Pass):
             for text in _each(self.no_batch)
             for number in _matching(graph, text, f"no-batch '{text}'", remarks.file)
         )
-        copied = frozenset(number for number, op in enumerate(program.ops) if COPY in op.attributes)
+        marks = parse_statistics(self.batch_statistics, remarks.file).marks(program)
         return BatchRequest(
-            self.num, {n: d for n, d in batch.items() if n not in no_batch}, no_batch, copied, condition_reads(program)
+            self.num, {n: d for n, d in batch.items() if n not in no_batch}, no_batch, marks, condition_reads(program)
         )
 
 

@@ -31,7 +31,7 @@ from rhino.passes.base import Remarks
 from rhino.passes.frontend.stage_marks import BOUNDARY
 from rhino.passes.pipeline.divider import Divider
 from rhino.passes.pipeline.fold_layers import FoldedLayers, FoldLayers
-from rhino.passes.pipeline.micro_batch import MicroBatch, batch_size
+from rhino.passes.pipeline.micro_batch import BATCH, MicroBatch, batch_size
 from rhino.passes.pipeline.rematerialize import Rematerialize, Rematerializer
 from rhino.passes.registry import Item, before_choice
 from rhino.passes.sharding.planning_pass import Target, begin_choice, rank_target
@@ -77,7 +77,7 @@ And in two for each device.
 CONSTRAINTS: Final = ("axis-role", "constraints", "forbid", "pin", "scope")
 """Options that are constraints on how tensors lie and ops run."""
 
-_BY_NAME: Final = (*CONSTRAINTS, "batch", "pad", "no-batch")
+_BY_NAME: Final = (*CONSTRAINTS, "batch", "pad", "no-batch", "batch-statistics")
 """Options that speak of tensors and ops by name, of which a step with fewer layers does not have all."""
 
 Timed: TypeAlias = list[tuple[float, str, Order, StageEstimate]]
@@ -542,9 +542,7 @@ def _numbers(module: ir.Module, setup: Setup) -> tuple[int, ...]:
     """Returns the possible numbers of micro-batches: the divisors of the batch, or 1 alone if there is no batch."""
     try:
         with module.context, ir.Location.unknown():
-            size = batch_size(
-                module.operation, {name: setup.options[name] for name in ("batch", "no-batch") if name in setup.options}
-            )
+            size = batch_size(module.operation, {name: one for name, one in setup.options.items() if name in BATCH})
     except RhinoError:
         return (1,)
     return tuple(number for number in range(1, size + 1) if size % number == 0)

@@ -22,6 +22,7 @@ from rhino.strategies.microbatch.micro_batch import (
     group_work,
     take_in_parts,
 )
+from rhino.strategies.microbatch.time_axis import Marks
 from rhino.strategies.structure.axis_roles import Roles
 
 
@@ -61,7 +62,7 @@ def batch_roles(roles: Roles, tested: Mapping[int, frozenset[int]]) -> Roles:
 
 
 def _is_free(roles: Roles, one: _Candidate, tested: Mapping[int, frozenset[int]]) -> bool:
-    request = BatchRequest(2, one.members, frozenset(), frozenset(), tested)
+    request = BatchRequest(2, one.members, frozenset(), Marks(), tested)
     return isinstance(take_in_parts(roles.graph, request), BatchParts)
 
 

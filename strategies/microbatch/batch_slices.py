@@ -3,7 +3,8 @@
 Each part of the batch makes its own, in the loop (strategies/microbatch/time_axis.py).
 
 No work is added, as a strategy that gives slices shares the work, and none is as large as the whole batch any more:
-dropout masks with the loops of their random bits, positions broadcast over the batch, masks that compare counters.
+dropout masks with the loops of their random bits, positions broadcast over the batch, masks that compare counters,
+and statistics of a part broadcast over it.
 """
 
 from __future__ import annotations
@@ -54,9 +55,12 @@ class _Wanted:
 def _slice_op(found: Propagation, op: int, wanted: Sequence[Spec | None]) -> None:
     cls = found.classes[op]
     specs = {spec for spec in wanted if spec is not None}
-    if found.phases[op] != Phase.SETUP or cls.name == BARRIER or not specs or min(specs) <= PARTIAL:
+    if cls.name == BARRIER or not specs or min(specs) <= PARTIAL:
         return
-    if any(found.lays[value] != SETUP for value in found.reads[op]):
+    is_own = op not in found.marks.owns and all(found.lays[value].is_own for value in found.gives[op])
+    if found.phases[op] != Phase.SETUP and not is_own:
+        return
+    if any(found.lays[value] != SETUP and not (is_own and found.lays[value].is_own) for value in found.reads[op]):
         return  # a copy for those who need the batch whole
     state = _giving(found, op, wanted)
     if state is not None:

@@ -22,7 +22,7 @@ from rhino.strategies.choice.sharding_plan import ShardingPlan
 from rhino.strategies.cost.candidates import State, replicate
 from rhino.strategies.microbatch.accumulation_border import settle_border
 from rhino.strategies.microbatch.batch_slices import slice_early
-from rhino.strategies.microbatch.time_axis import HEAVY, Meeting, Phase, Propagation
+from rhino.strategies.microbatch.time_axis import HEAVY, Marks, Meeting, Phase, Propagation
 from rhino.strategies.structure.axis_roles import Roles
 
 LEAST_SHARE: Final = 0.5
@@ -71,23 +71,30 @@ class BatchParts:
     found: Propagation
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PartStatistics:
+    """A step that takes its batch in parts if each part takes the statistics of `found` for itself."""
+
+    batch: Batch
+    found: Propagation
+
+
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
     """What is asked for.
 
     `parts` is how many parts, `batch` the dims of the batch where they are given, `no_batch` the arguments that have
-    none. Of the graph it is said which ops compute whole what is computed in parts too (`copied`), and what the
-    condition of each loop reads (`tested`).
+    none. Of the graph it is said which ops are marked, and what the condition of each loop reads (`tested`).
     """
 
     parts: int
     batch: Batch
     no_batch: frozenset[int]
-    copied: frozenset[int]
+    marks: Marks
     tested: Mapping[int, frozenset[int]]
 
 
-Outcome = BatchParts | Sync | Uneven | NoBatch | Nothing
+Outcome = BatchParts | PartStatistics | Sync | Uneven | NoBatch | Nothing
 
 
 def take_in_parts(graph: Graph, request: BatchRequest) -> Outcome:
@@ -104,6 +111,8 @@ def take_in_parts(graph: Graph, request: BatchRequest) -> Outcome:
             outcome = _attempt(graph, request, one.batch)
             if isinstance(outcome, BatchParts):
                 return _with_others(graph, request, every, outcome)
+            if isinstance(outcome, PartStatistics):
+                return outcome
             first = first or outcome
     return first or NoBatch()
 
@@ -172,13 +181,19 @@ def _attempt(graph: Graph, request: BatchRequest, batch: Batch) -> Outcome:
     parts = request.parts if even else _least_divisor(gcd(*sizes))
     if parts == 1 and not even:
         return Uneven(batch)
-    found = Propagation(graph, parts, batch, request.copied, request.tested)
+    marks = replace(request.marks, may_be_own=frozenset())
+    found = Propagation(graph, parts, batch, marks, request.tested)
     settle_border(found)
     sync = _sync(found, batch)
+    if sync is not None and request.marks.may_be_own:
+        found = Propagation(graph, parts, batch, request.marks, request.tested)
+        sync = _sync(found, batch)
     if sync is not None:
         return sync
     if not even:
         return Uneven(batch)
+    if found.statistics:
+        return PartStatistics(batch, found)
     if not any(_leaves_the_loop(found)):
         return Nothing(batch)
     slice_early(found)

@@ -14,13 +14,20 @@ loop as long as there is a strategy for what its operands are; partial sums flow
 Where there is none, the op is in APPLY: partial operands are accumulated before it, split ones stacked. Two things cost
 nothing along this axis that cost much between devices:
 
-* A value of SETUP is read in slices. What is read in slices alone is computed so, in the loop, each part its own
-    (dropout masks, positions).
+* A value of SETUP, or of a part's own, is read in slices. What is read in slices alone is computed so, in the loop,
+    each part its own (dropout masks, positions).
 * What follows from the batch without a product (how many tokens count, say) can be computed whole before the loop as
     well, where the loop needs it whole. `copies` says which.
 
 A loop of the program (a scan over layers) is in one phase with all of its body, and what it carries lies in one way all
 the time.
+
+Where a sum over the batch may be one of each part (a mean and a variance for normalizing, how busy experts are), it is
+taken in the loop instead of waited for: each part then has a whole value of its own (`Lay.is_own`), as if the whole
+batch were copies of that part. What only follows from such values is computed by each part as well, if blocks need it
+or no new state does (a loss). What else reads one, such as the update, reads the mean. `statistics` are the sums. Ops
+that turn them into what parts have of their own, and that into a share of the mean, are put into the program
+(passes/pipeline/part_statistics.py), for which all is decided again.
 """
 
 from __future__ import annotations
@@ -34,7 +41,7 @@ from typing import Final
 
 from rhino.ir.graph.graph import BARRIER, Graph, Loop, OpClass
 from rhino.ir.graph.spec import PARTIAL, REPLICATED, Spec, split_dim
-from rhino.strategies.cost.candidates import State, strategies
+from rhino.strategies.cost.candidates import REPLICATE, State, replicate, strategies
 from rhino.strategies.cost.cost_model import PRODUCTS
 
 
@@ -64,6 +71,11 @@ class Lay:
         """Says whether the parts' values are to be joined."""
         return self.spec == PARTIAL
 
+    @property
+    def is_own(self) -> bool:
+        """Says whether each part has a whole value of its own."""
+        return self.phase == Phase.LOOP and self.spec == REPLICATED
+
 
 SETUP: Final = Lay(Phase.SETUP)
 APPLY: Final = Lay(Phase.APPLY)
@@ -90,12 +102,26 @@ class Meeting:
     source: int
 
 
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """Ops of a program that stand there for the parts' sake.
+
+    `copies` compute whole what is computed in parts too. Of sums that may be each part's own, `may_be_own` make them,
+    `owns` turn them into that, and `shares` turn what follows from those into parts of a mean.
+    """
+
+    copies: frozenset[int] = frozenset()
+    may_be_own: frozenset[int] = frozenset()
+    owns: frozenset[int] = frozenset()
+    shares: frozenset[int] = frozenset()
+
+
 class Propagation:
     """What becomes of every value and op.
 
     Shapes: `lays` [values], `phases` [ops], `states` [ops]: how ops of the loop run, None elsewhere. `copies` are the
     reads (op, operand) of what has to be computed whole before the loop as well. `meetings` says, by op, why one that
-    reads blocks is not in the loop.
+    reads blocks is not in the loop. `statistics` are the ops whose sums are taken by each part for itself.
     """
 
     def __init__(
@@ -103,15 +129,14 @@ class Propagation:
         graph: Graph,
         parts: int,
         batch: Mapping[int, int],
-        copied: frozenset[int],
+        marks: Marks,
         tested: Mapping[int, frozenset[int]],
     ) -> None:
         """Propagates from `batch`, the dims that are split by argument.
 
-        `copied` are ops that compute whole what is computed in parts too, and `tested` the values that the condition of
-        a loop reads.
+        `tested` are the values that the condition of a loop reads.
         """
-        self.graph, self.sizes, self.copied, self.tested = graph, (parts,), copied, tested
+        self.graph, self.sizes, self.marks, self.tested = graph, (parts,), marks, tested
         self.zeros = set(graph.zeros)
         """What is nothing but zeros, and so a block or a part of itself."""
         self.lays = [SETUP] * graph.num_values
@@ -119,6 +144,12 @@ class Propagation:
         self.states: list[State | None] = [None] * graph.num_ops
         self.copies: dict[tuple[int, int], None] = {}
         self.meetings: dict[int, Meeting] = {}
+        self.statistics: dict[int, None] = {}
+        self.updating = _leading_to_state(graph) if marks.may_be_own else set[int]()
+        self.led_by: set[int] = set()
+        """Ops that follow from statistics alone, and that blocks need."""
+        self.first = 0
+        """The first op of the body that is decided, or of the program."""
         self.cheap = bytearray(graph.num_values)
         """What follows from the batch without a heavy op."""
         self.loops = {loop.op: loop for loop in graph.loops}
@@ -135,14 +166,16 @@ class Propagation:
         for argument, dim in batch.items():
             self.lays[argument] = Lay(Phase.LOOP, Spec(2 + dim))
             self.cheap[argument] = True
-        self._run(0, graph.num_ops)
+        self._run(0, graph.num_ops, 0)
 
     def body(self, loop: Loop) -> range:
         """Returns the ops of a loop's body, its end left out."""
         return range(loop.op + 1, loop.end)
 
-    def _run(self, first: int, last: int) -> None:
-        op = first
+    def _run(self, first: int, last: int, body: int) -> None:
+        """Decides ops of a body that begins at op `body`."""
+        op, outside = first, self.first
+        self.first = body
         while op < last:
             loop = self.loops.get(op)
             if loop is not None:
@@ -151,25 +184,80 @@ class Propagation:
             else:
                 self._decide(op)
                 op += 1
+        self.first = outside
 
     def _decide(self, op: int) -> None:
         cls, values = self.classes[op], self.reads[op]
         lays = [self.lays[value] for value in values]
-        if op in self.copied or all(lay.phase == Phase.SETUP for lay in lays):
+        if op in self.marks.copies or all(lay.phase == Phase.SETUP for lay in lays):
             self.settle(op, Phase.SETUP, None)
             return
         if cls.name == BARRIER:
             self._hand_on(op, values, lays)
             return
-        state = self._best(op, values, lays)
+        if any(lay.is_own for lay in lays) and all(lay.is_own or lay.phase == Phase.SETUP for lay in lays):
+            state = self._following(op)
+        elif op in self.marks.owns and lays[0].is_partial:
+            state = State((REPLICATE,), (PARTIAL,), (REPLICATED,))
+        else:
+            state = self._best(op, values, lays)
         self.settle(op, Phase.APPLY if state is None else Phase.LOOP, state)
+        if op in self.statistics:
+            for value in self.gives[op]:
+                self.lays[value] = Lay(Phase.LOOP)
         if state is None and any(lay.is_split for lay in lays):
             self.meetings[op] = self._meeting(op, values, lays)
+            if self._takes_statistics(op):
+                return
         cheap = cls.name not in HEAVY and all(
             lay.phase == Phase.SETUP or self.cheap[v] for v, lay in zip(values, lays, strict=True)
         )
         for value in self.gives[op]:
             self.cheap[value] = cheap
+
+    def _following(self, op: int) -> State | None:
+        """Returns how an op runs in the loop that only follows from what parts have of their own, None if after it."""
+        if op in self.marks.shares:
+            return State((REPLICATE,), (REPLICATED,), (PARTIAL,))
+        in_body = self.first > 0  # all of a loop is in one phase
+        is_measure = not any(value in self.updating for value in self.gives[op])
+        is_own = self.marks.owns or in_body or is_measure or op in self.led_by
+        return replicate(self.classes[op], 1) if is_own else None
+
+    def _takes_statistics(self, op: int) -> bool:
+        """Decides an op anew that cannot run in the loop, with sums that each part takes for itself.
+
+        Returns false, and changes nothing, where what it needs whole does not follow from such sums.
+        """
+        first = self.first
+        sums, behind, waiting = set[int](), set[int](), [op]
+        while waiting:
+            one = waiting.pop()
+            for value in self.reads[one]:
+                lay, made = self.lays[value], int(self.graph.value_op[value])
+                if not (lay.phase == Phase.APPLY or lay.is_partial) or made in sums or made in behind:
+                    continue
+                state = self.states[made] if made >= 0 else None
+                if not first <= made < one:
+                    return False
+                if state is not None and state.strategy[0] >= 0:
+                    if made not in self.marks.may_be_own:
+                        return False
+                    sums.add(made)
+                else:
+                    behind.add(made)
+                    waiting.append(made)
+        new = sums | (behind - self.led_by)
+        if not new:
+            return False
+        self.statistics.update(dict.fromkeys(sorted(sums)))
+        self.led_by |= behind
+        again = min(new)
+        for one in range(again, op + 1):
+            self._forget_copies(one)
+            self.meetings.pop(one, None)
+        self._run(again, op + 1, first)
+        return True
 
     def _hand_on(self, op: int, values: Sequence[int], lays: Sequence[Lay]) -> None:
         """Gives each result of a barrier what its operand is; only sums stay partial."""
@@ -215,7 +303,7 @@ class Propagation:
         """
         wanted = []
         for position, (value, lay, need) in enumerate(zip(values, lays, state.operand_specs, strict=True)):
-            if lay.phase == Phase.SETUP:
+            if lay.phase == Phase.SETUP or lay.is_own:
                 if need == PARTIAL and value not in self.zeros:
                     return None
             elif lay.phase == Phase.LOOP and lay.spec == need:
@@ -286,7 +374,7 @@ class Propagation:
             self.cheap[value] = False
         for op in self.body(loop):
             self._forget_copies(op)
-        self._run(loop.op + 1, loop.end)
+        self._run(loop.op + 1, loop.end, loop.op + 1)
         return all(self.phases[op] != Phase.APPLY for op in self.body(loop))
 
     def _forget_copies(self, op: int) -> None:
@@ -369,6 +457,18 @@ class Propagation:
             REPLICATED if need == PARTIAL and self.lays[value].phase == Phase.SETUP else need
             for value, need in zip(values, wanted, strict=True)
         )
+
+
+def _leading_to_state(graph: Graph) -> set[int]:
+    """Returns the values that a new state follows from: a result that is carried, or any where none is."""
+    carried = {graph.returns[argument.alias] for argument in graph.arguments if argument.alias is not None}
+    found = carried or set(graph.returns)
+    ends = {loop.end: loop for loop in graph.loops}
+    for op in range(graph.num_ops - 1, -1, -1):
+        results = graph.results(ends[op].op) if op in ends else graph.results(op)
+        if any(value in found for value in results):
+            found.update(graph.operands(op).tolist())
+    return found
 
 
 def _on_sums(cls: OpClass) -> Iterator[State]:

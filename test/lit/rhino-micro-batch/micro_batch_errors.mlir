@@ -29,7 +29,7 @@ func.func @statistics(%w: tensor<5x5xf32> {tf.aliasing_output = 0 : i32}, %x: te
   // expected-note@+4 {{it is operand 1, stablehlo.broadcast_in_dim tensor<8x5xf32>}}
   // expected-note@+3 {{work of each micro-batch waits for it: stablehlo.dot_general tensor<5x5xf32> at}}
   // expected-note@+2 {{the batch is taken to be dim 0 of argument 1 "arg1" tensor<8x5xf32>}}
-  // expected-note@+1 {{to fix: make examples independent of each other}}
+  // expected-note@+1 {{to fix: take it of each micro-batch with --batch-statistics=per-part}}
   %n = stablehlo.subtract %h, %all : tensor<8x5xf32>
   %g = stablehlo.dot_general %n, %h, contracting_dims = [0] x [0] : (tensor<8x5xf32>, tensor<8x5xf32>) -> tensor<5x5xf32>
   return %g : tensor<5x5xf32>

@@ -1,0 +1,178 @@
+"""Statistics of each micro-batch: what is computed is the step that is written for a micro-batch."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import rhino
+from rhino.ir.diagnostics import RhinoError
+from rhino.ir.mlir.bindings import make_context
+from rhino.ir.mlir.reader import read_module
+from rhino.passes.base import Remarks
+from rhino.passes.textual_pipelines import build_pass_manager
+from rhino.runtime.executor.executable import compile_module
+
+BATCH, WIDTH, EXPERTS = 32, 16, 4
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def normalized(x, scale, shift):
+    mean = x.mean(0)
+    variance = ((x - mean) ** 2).mean(0)
+    return (x - mean) * lax.rsqrt(variance + 1e-5) * scale + shift, (mean, variance)
+
+
+def perceptron(params, x, y, _key):
+    """Batch normalization, whose moving averages are kept."""
+    with jax.named_scope("first"):
+        h, first = normalized(x @ params["w"][0], *params["norm"][0])
+    with jax.named_scope("second"):
+        h, second = normalized(jax.nn.relu(h) @ params["w"][1], *params["norm"][1])
+    return ((jax.nn.relu(h) @ params["out"] - y) ** 2).mean(), (first, second)
+
+
+def scanned(params, x, y, _key):
+    """The same layers in a loop, and dropout."""
+
+    def layer(h, one):
+        w, norm = one
+        h, kept = normalized(h @ w, *norm)
+        return jax.nn.relu(h), kept
+
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params["norm"])
+    h, kept = lax.scan(layer, x, (jnp.stack(params["w"]), stacked))
+    return ((h @ params["out"] - y) ** 2).mean(), kept
+
+
+def scaled(params, x, y, _key):
+    """The largest example scales all; dropout's mask is one of the whole batch."""
+    h = x @ params["w"][0]
+    h = h / lax.stop_gradient(jnp.abs(h).max(0))
+    return ((h @ params["out"] - y) ** 2).mean(), h.mean(0)
+
+
+def experts(params, x, y, _key):
+    """A balance loss: how much each expert gets, times how likely it is."""
+    chances = jax.nn.softmax(x @ params["router"])
+    taken = jax.nn.one_hot(chances.argmax(-1), EXPERTS)
+    each = jnp.einsum("bd,edf,be->bf", x, params["experts"], taken * chances)
+    balance = EXPERTS * (lax.stop_gradient(taken.mean(0)) * chances.mean(0)).sum() + (chances.mean(0) ** 2).sum()
+    return ((each @ params["out"] - y) ** 2).mean() + 0.1 * balance, balance
+
+
+MODELS = {"perceptron": perceptron, "scanned": scanned, "scaled": scaled, "experts": experts}
+
+
+def make_params():
+    return {
+        "w": [normal(WIDTH, WIDTH, seed=seed) / 4 for seed in (1, 2)],
+        "norm": [(1 + normal(WIDTH, seed=seed) / 9, normal(WIDTH, seed=seed + 1) / 9) for seed in (3, 5)],
+        "router": normal(WIDTH, EXPERTS, seed=7),
+        "experts": normal(EXPERTS, WIDTH, WIDTH, seed=8) / 4,
+        "out": normal(WIDTH, 4, seed=9),
+    }
+
+
+def make_step(loss, parts=1):
+    """A training step with clipping and an optimizer that squares gradients; by hand in `parts` micro-batches."""
+
+    def step(state, x, y, key):
+        params, moments = state
+        batches = jax.tree.map(lambda a: a.reshape(parts, -1, a.shape[-1]), (x, y))
+        each = [
+            jax.value_and_grad(loss, has_aux=True)(params, *jax.tree.map(lambda a, i=i: a[i], batches), key)
+            for i in range(parts)
+        ]
+        (value, kept), grads = jax.tree.map(lambda *leaves: sum(leaves) / parts, *each)
+        norm = jnp.sqrt(sum((g**2).sum() for g in jax.tree.leaves(grads)))
+        grads = jax.tree.map(lambda g: g / jnp.maximum(1.0, norm), grads)
+        moments = jax.tree.map(lambda m, g: 0.9 * m + g**2, moments, grads)
+        params = jax.tree.map(lambda p, g, m: p - 0.1 * g / jnp.sqrt(m + 1e-3), params, grads, moments)
+        return (params, moments), (value, kept)
+
+    return step
+
+
+def inputs():
+    params = make_params()
+    return (params, jax.tree.map(np.zeros_like, params)), normal(BATCH, WIDTH), normal(BATCH, 4, seed=1), np.uint32(0)
+
+
+def divided(loss, parts, options="batch-statistics=per-part"):
+    """What a step in micro-batches gives, and the remarks of the pass."""
+    given, remarks = inputs(), Remarks("step.mlir")
+    lowered = jax.jit(make_step(loss), donate_argnums=0, keep_unused=True).lower(*given)
+    module = read_module(lowered.as_text(debug_info=True).encode(), "step.mlir", make_context())
+    build_pass_manager(f"rhino-micro-batch{{num={parts} {options}}}", module.context, remarks).run(module.operation)
+    assert module.operation.verify()
+    return compile_module(module, jax.devices()[:1]).run(
+        [jnp.asarray(leaf) for leaf in jax.tree.leaves(given)]
+    ), remarks
+
+
+def same(found, expected, limit=1e-5):
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=limit, atol=limit)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 8])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_step_is_the_one_that_is_written_for_a_micro_batch(name, parts):
+    found, remarks = divided(MODELS[name], parts)
+    same(found, jax.jit(make_step(MODELS[name], parts))(*inputs()))
+    assert any("a statistic of each micro-batch" in str(one) for one in remarks.items)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_statistics_of_the_batch_are_others(name):
+    found, _ = divided(MODELS[name], 4)
+    with pytest.raises(AssertionError):
+        same(found, jax.jit(make_step(MODELS[name]))(*inputs()))
+
+
+def test_nothing_is_taken_of_a_part_that_is_waited_for_behind_the_loop():
+    def loss(params, x, y, _key):
+        h = jax.nn.relu(x @ params["w"][0]) @ params["out"]
+        return ((h - y) ** 2).mean(), ((h - y) ** 2).mean() ** 2
+
+    found, remarks = divided(loss, 4)
+    same(found, jax.jit(make_step(loss))(*inputs()))
+    assert "statistic" not in "".join(map(str, remarks.items))
+
+
+def test_names_say_which_statistics_are_of_a_part():
+    with pytest.raises(RhinoError, match=r"RHI-BATCH-004.*second") as error:
+        divided(perceptron, 4, "batch-statistics=per-part:*first*")
+    assert "--batch-statistics=per-part" in str(error.value)
+    found, _ = divided(perceptron, 4, 'batch-statistics="per-part:*first*; *second*"')
+    same(found, jax.jit(make_step(perceptron, 4))(*inputs()))
+
+
+def test_a_refusal_names_the_sum_and_its_line():
+    with pytest.raises(RhinoError, match=r"RHI-BATCH-004.*needs a value of the whole batch") as error:
+        divided(perceptron, 4, "")
+    assert "computed stablehlo.reduce in" in str(error.value)
+    assert "test_part_statistics.py" in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["per-batch", "per-part:"])
+def test_other_words_are_refused(text):
+    with pytest.raises(RhinoError, match="RHI-BATCH-008"):
+        divided(perceptron, 2, f"batch-statistics={text}")
+
+
+@pytest.mark.parametrize(
+    "options", [{"micro_batches": 4, "mesh": "2x2"}, {"stages": 2, "micro_batches": 4, "mesh": "2"}], ids=["one", "two"]
+)
+@pytest.mark.parametrize("name", ["perceptron", "experts"])
+def test_sharded_and_in_stages_it_is_the_same_step(name, options):
+    step = rhino.parallelize(
+        make_step(MODELS[name]), cluster="cpu4", donate_argnums=0, batch_statistics="per-part", **options
+    )
+    expected = jax.jit(make_step(MODELS[name], 4))(*inputs())
+    same(step(*inputs()), expected)
