@@ -54,7 +54,7 @@ def explain_text(plan: Plan, num_rows: int = 20) -> str:
 
 
 def summary_text(plan: Plan) -> str:
-    """Returns what a plan comes to in four lines, as its file says."""
+    """Returns what a plan comes to in a few lines, as its file says."""
     return "\n".join(
         [*totals(plan), f"  {len(plan.arguments)} arguments, {len(plan.results)} results; explain() has more"]
     )
@@ -70,7 +70,18 @@ def totals(plan: Plan) -> list[str]:
         f"{plan.source.function}: {plan.form()}, for {plan.cluster_name}",
         f"  step   {format_seconds(found.step_s)}{_parts(plan)}{_bound(plan)}",
         f"  memory {peak_text(found.largest_peak_bytes, found.budget_bytes)}{old}{on}",
+        *statistics_lines(plan),
     ]
+
+
+def statistics_lines(plan: Plan) -> list[str]:
+    """Returns a line that says that a plan computes statistics of each micro-batch, where it was asked to."""
+    asked = plan.options.get("batch-statistics")
+    return (
+        [f"  answer that of a step whose statistics are of each micro-batch (batch-statistics={asked})"]
+        if asked
+        else []
+    )
 
 
 def micro_batches_at_a_time(count: int) -> str:

@@ -176,3 +176,4 @@ def test_sharded_and_in_stages_it_is_the_same_step(name, options):
     )
     expected = jax.jit(make_step(MODELS[name], 4))(*inputs())
     same(step(*inputs()), expected)
+    assert "statistics are of each micro-batch (batch-statistics=per-part)" in step.plan(*inputs()).explain()
