@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 
-from rhino.ir.graph.graph import BARRIER, TensorType
+from rhino.ir.graph.graph import BARRIER, Graph, TensorType
 from rhino.strategies.microbatch.time_axis import APPLY, Phase, Propagation
 
 _NARROW: Final = frozenset({"bf16", "f16"})
@@ -53,6 +53,49 @@ def settle_border(found: Propagation) -> None:
             if found.classes[op].name != BARRIER:
                 found.settle(op, Phase.APPLY, None)
             found.lays[value] = APPLY
+
+
+def settle_means(found: Propagation) -> None:
+    """Moves into APPLY what follows from parts' own values, and is computed from their means.
+
+    A gradient is joined before the update squares it, but after what the backward pass makes of several statistics: of
+    what leads to a new state, a least border of values has its mean taken, the earliest of those of one size. A measure
+    that leads to none is computed by each part, to its end.
+    """
+    graph = found.graph
+    own = [value for value in range(graph.num_values) if found.lays[value].is_own]
+    inside = {op for loop in graph.loops for op in found.body(loop)} | found.loops.keys() | found.ends.keys()
+    flows: list[tuple[int, int]] = []
+    behind = {value for value in graph.returns if found.lays[value].is_own}
+    in_loop = set[int]()
+    for op in range(graph.num_ops):
+        reads = [value for value in found.reads[op] if found.lays[value].is_own]
+        if found.phases[op] == Phase.APPLY:
+            behind.update(reads)
+        elif op in inside or op in found.led_by or not all(found.lays[value].is_own for value in found.gives[op]):
+            in_loop.update(reads)
+        else:
+            flows += [(value, result) for value in reads for result in found.gives[op]]
+    in_loop.update(set(own) - {result for _, result in flows})
+    updating = _leading_to_state(graph)
+    needed = {value for value in behind if value in updating}
+    in_loop |= behind - needed
+    near = near_side({value: _width(graph.type_of(value)) for value in own}, flows, needed, in_loop)
+    for value in own:
+        if value not in near:
+            found.settle(int(graph.value_op[value]), Phase.APPLY, None)
+
+
+def _leading_to_state(graph: Graph) -> set[int]:
+    """Returns the values that a new state follows from: a result that is carried, or any where none is."""
+    found = {graph.returns[argument.alias] for argument in graph.arguments if argument.alias is not None}
+    found = found or set(graph.returns)
+    ends = {loop.end: loop for loop in graph.loops}
+    for op in range(graph.num_ops - 1, -1, -1):
+        results = graph.results(ends[op].op) if op in ends else graph.results(op)
+        if any(value in found for value in results):
+            found.update(graph.operands(op).tolist())
+    return found
 
 
 def _width(kind: TensorType) -> int:

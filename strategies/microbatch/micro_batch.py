@@ -20,7 +20,7 @@ from rhino.ir.graph.graph import BARRIER, WHILE, YIELD, Graph
 from rhino.ir.graph.spec import PARTIAL, REPLICATED, Spec
 from rhino.strategies.choice.sharding_plan import ShardingPlan
 from rhino.strategies.cost.candidates import State, replicate
-from rhino.strategies.microbatch.accumulation_border import settle_border
+from rhino.strategies.microbatch.accumulation_border import settle_border, settle_means
 from rhino.strategies.microbatch.batch_slices import slice_early
 from rhino.strategies.microbatch.time_axis import HEAVY, Marks, Meeting, Phase, Propagation
 from rhino.strategies.structure.axis_roles import Roles
@@ -193,6 +193,7 @@ def _attempt(graph: Graph, request: BatchRequest, batch: Batch) -> Outcome:
     if not even:
         return Uneven(batch)
     if found.statistics:
+        settle_means(found)
         return PartStatistics(batch, found)
     if not any(_leaves_the_loop(found)):
         return Nothing(batch)

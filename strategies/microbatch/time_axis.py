@@ -24,9 +24,9 @@ the time.
 
 Where a sum over the batch may be one of each part (a mean and a variance for normalizing, how busy experts are), it is
 taken in the loop instead of waited for: each part then has a whole value of its own (`Lay.is_own`), as if the whole
-batch were copies of that part. What only follows from such values is computed by each part as well, if blocks need it
-or no new state does (a loss). What else reads one, such as the update, reads the mean. `statistics` are the sums. Ops
-that turn them into what parts have of their own, and that into a share of the mean, are put into the program
+batch were copies of that part. What only follows from such values can be of each part as well. What is read behind the
+loop is the mean (accumulation_border.py says where that is taken). `statistics` are the sums. Ops that turn them into
+what parts have of their own, and that into a share of the mean, are put into the program
 (passes/pipeline/part_statistics.py), for which all is decided again.
 """
 
@@ -145,7 +145,7 @@ class Propagation:
         self.copies: dict[tuple[int, int], None] = {}
         self.meetings: dict[int, Meeting] = {}
         self.statistics: dict[int, None] = {}
-        self.updating = _leading_to_state(graph) if marks.may_be_own else set[int]()
+        self.given = _following_from_arguments(graph) if marks.may_be_own else set[int]()
         self.led_by: set[int] = set()
         """Ops that follow from statistics alone, and that blocks need."""
         self.first = 0
@@ -220,9 +220,12 @@ class Propagation:
         if op in self.marks.shares:
             return State((REPLICATE,), (REPLICATED,), (PARTIAL,))
         in_body = self.first > 0  # all of a loop is in one phase
-        is_measure = not any(value in self.updating for value in self.gives[op])
-        is_own = self.marks.owns or in_body or is_measure or op in self.led_by
+        is_own = self.marks.owns or in_body or op in self.led_by or not self._reads_given(op)
         return replicate(self.classes[op], 1) if is_own else None
+
+    def _reads_given(self, op: int) -> bool:
+        """Says whether an op reads what follows from arguments alone, such as a parameter and its moments."""
+        return any(self.lays[value].phase == Phase.SETUP and value in self.given for value in self.reads[op])
 
     def _takes_statistics(self, op: int) -> bool:
         """Decides an op anew that cannot run in the loop, with sums that each part takes for itself.
@@ -459,15 +462,12 @@ class Propagation:
         )
 
 
-def _leading_to_state(graph: Graph) -> set[int]:
-    """Returns the values that a new state follows from: a result that is carried, or any where none is."""
-    carried = {graph.returns[argument.alias] for argument in graph.arguments if argument.alias is not None}
-    found = carried or set(graph.returns)
-    ends = {loop.end: loop for loop in graph.loops}
-    for op in range(graph.num_ops - 1, -1, -1):
-        results = graph.results(ends[op].op) if op in ends else graph.results(op)
-        if any(value in found for value in results):
-            found.update(graph.operands(op).tolist())
+def _following_from_arguments(graph: Graph) -> set[int]:
+    """Returns the arguments, and the values that follow from any."""
+    found = set(range(len(graph.arguments)))
+    for op in range(graph.num_ops):
+        if not found.isdisjoint(graph.operands(op).tolist()):
+            found.update(graph.results(op))
     return found
 
 

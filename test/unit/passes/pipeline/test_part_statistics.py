@@ -27,6 +27,43 @@ def normalized(x, scale, shift):
     return (x - mean) * lax.rsqrt(variance + 1e-5) * scale + shift, (mean, variance)
 
 
+def by_moments(x, scale, shift):
+    """As flax normalizes: the gradient of the scale is a product of two statistics."""
+    mean = x.mean(0)
+    variance = jnp.maximum(0.0, (x * x).mean(0) - mean * mean)
+    return (x - mean) * (lax.rsqrt(variance + 1e-5) * scale) + shift, (mean, variance)
+
+
+@jax.custom_vjp
+def by_hand(x, scale, shift):
+    """What the backward pass sums up for the examples is the gradient of the scale and the shift, too."""
+    return normalized(x, scale, shift)[0]
+
+
+def by_hand_forward(x, scale, shift):
+    mean = x.mean(0)
+    inverse = lax.rsqrt(((x - mean) ** 2).mean(0) + 1e-5)
+    return (x - mean) * inverse * scale + shift, ((x - mean) * inverse, inverse * scale)
+
+
+def by_hand_backward(kept, dy):
+    normal_x, factor = kept
+    for_scale, for_shift = (dy * normal_x).sum(0), dy.sum(0)
+    return factor * (dy - (for_shift + normal_x * for_scale) / len(dy)), for_scale, for_shift
+
+
+by_hand.defvjp(by_hand_forward, by_hand_backward)
+
+
+def layers(norm):
+    def loss(params, x, y, _key):
+        h, kept = norm(x @ params["w"][0], *params["norm"][0])
+        h, _ = norm(jax.nn.relu(h) @ params["w"][1], *params["norm"][1])
+        return ((jax.nn.relu(h) @ params["out"] - y) ** 2).mean(), kept
+
+    return loss
+
+
 def perceptron(params, x, y, _key):
     """Batch normalization, whose moving averages are kept."""
     with jax.named_scope("first"):
@@ -65,7 +102,14 @@ def experts(params, x, y, _key):
     return ((each @ params["out"] - y) ** 2).mean() + 0.1 * balance, balance
 
 
-MODELS = {"perceptron": perceptron, "scanned": scanned, "scaled": scaled, "experts": experts}
+MODELS = {
+    "moments": layers(by_moments),
+    "shared": layers(lambda *of: (by_hand(*of), of[0].mean(0))),
+    "perceptron": perceptron,
+    "scanned": scanned,
+    "scaled": scaled,
+    "experts": experts,
+}
 
 
 def make_params():
