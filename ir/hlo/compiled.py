@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 _SPACE: Final = "Memory Space: "
-_TOTAL: Final = re.compile(r"Total bytes: (\d+)")
+_ALLOCATION: Final = re.compile(r"^allocation \d+: size (\d+)(.*)$", re.MULTILINE)
+_ELSEWHERE: Final = re.compile(r", color [1-9]|, thread-local")
 _BUFFER: Final = re.compile(r"^\s*[\d.]+\w+\(\s*\d+%\);\s*([\d.]+)(\w+);\s*\d+;\s*\d+; (.*)$")
 _UNITS: Final = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
@@ -29,13 +30,20 @@ class Compiled:
     processor_s: float
 
 
-def read_memory_report(text: str) -> tuple[int, tuple[tuple[int, str], ...]] | None:
-    """Returns the bytes of the device's memory and its largest buffers, from XLA's memory usage report.
+def assigned_bytes(assignment: str) -> int | None:
+    """Returns the bytes that a program takes of the device's memory, from XLA's buffer assignment; None without one.
 
-    The report has a part for each memory space, the device's first. Returns None where it reads otherwise.
+    A color names another memory. What is local to a thread is an operand of a computation that is called, as XLA:TPU
+    calls those of the SparseCore: it lies in the caller's buffer, and XLA's totals count it once more.
     """
-    parts = text.split(_SPACE)
-    if len(parts) < 2 or (total := _TOTAL.search(parts[1])) is None:
-        return None
-    rows = [found for line in parts[1].splitlines() if (found := _BUFFER.match(line)) and found[2] in _UNITS]
-    return int(total[1]), tuple((int(float(row[1]) * _UNITS[row[2]]), row[3].strip()) for row in rows)
+    found = [(int(one[1]), one[2]) for one in _ALLOCATION.finditer(assignment)]
+    return sum(size for size, what in found if not _ELSEWHERE.search(what)) if found else None
+
+
+def largest_buffers(report: str) -> tuple[tuple[int, str], ...]:
+    """Returns the largest buffers of the device's memory, from XLA's memory usage report.
+
+    The report has a part for each memory space, the device's first.
+    """
+    rows = [_BUFFER.match(line) for line in "".join(report.split(_SPACE)[1:2]).splitlines()]
+    return tuple((int(float(row[1]) * _UNITS[row[2]]), row[3].strip()) for row in rows if row and row[2] in _UNITS)

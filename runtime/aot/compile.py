@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -23,11 +23,11 @@ from typing import Final
 from rhino.ir.cluster.hardware import Cluster
 from rhino.ir.cluster.mesh import Mesh
 from rhino.ir.diagnostics import ExitCode, RhinoError
-from rhino.ir.hlo.compiled import Compiled, read_memory_report
+from rhino.ir.hlo.compiled import Compiled, assigned_bytes, largest_buffers
 from rhino.runtime.aot.targets import CompileTarget, compile_target
 
 _COMMAND: Final = "import sys; from rhino.runtime.aot.worker import main; sys.exit(main(sys.argv[1:]))"
-_REPORT, _PROGRAM = "after_optimizations-memory-usage-report.txt", "after_optimizations.txt"
+_ENDINGS: Final = tuple(f"after_optimizations{rest}.txt" for rest in ("-buffer-assignment", "-memory-usage-report", ""))
 _GIVEN: Final = "before_optimizations.txt"
 _POLL_S: Final = 0.02
 _ENVIRONMENT: Final = {
@@ -129,29 +129,32 @@ def _awaited(process: subprocess.Popen[bytes], dump: Path) -> _Found | None:
         ended = process.poll() is not None
         files = found_files(dump)
         last, sizes = sizes, tuple(path.stat().st_size for path in files or ())
-        if files and (ended or (all(sizes) and sizes == last)) and (found := _read(*files)):
+        if files and (ended or (all(sizes) and sizes == last)) and (found := _read(files)):
             return found
         if ended or time.monotonic() > end:
             return None
         time.sleep(_POLL_S)
 
 
-def found_files(dump: Path) -> tuple[Path, Path] | None:
-    """Returns the report and the program of the module, once both are there.
+def found_files(dump: Path) -> tuple[Path, ...] | None:
+    """Returns the buffer assignment, the memory usage report and the program of the module, once all are there.
 
     XLA:TPU compiles parts of it before, as modules of their own, which have no text from before optimizations.
     """
     given = sorted(path.name.partition(".")[0] for path in dump.rglob(f"*.{_GIVEN}"))
     if not given:
         return None
-    report, program = ([*dump.rglob(f"{given[0]}.*{ending}")] for ending in (_REPORT, _PROGRAM))
-    return (report[0], program[0]) if report and program else None
+    found = [next(dump.rglob(f"{given[0]}.*{ending}"), None) for ending in _ENDINGS]
+    return tuple(path for path in found if path) if all(found) else None
 
 
-def _read(report: Path, program: Path) -> _Found | None:
+def _read(files: Sequence[Path]) -> _Found | None:
     """Returns what the files say; None where they are not complete, or read otherwise."""
-    memory, hlo = read_memory_report(report.read_text()), program.read_text()
-    return (*memory, hlo) if memory and hlo.rstrip().endswith("\n}") and "\nENTRY " in hlo else None
+    assignment, report, hlo = [path.read_text() for path in files]
+    peak_bytes = assigned_bytes(assignment)
+    if peak_bytes is None or not hlo.rstrip().endswith("\n}") or "\nENTRY " not in hlo:
+        return None
+    return peak_bytes, largest_buffers(report), hlo
 
 
 def _printed(output: str, dump: Path) -> _Found | None:

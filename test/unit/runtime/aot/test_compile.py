@@ -7,7 +7,7 @@ import pytest
 from rhino.ir.cluster.cluster import load_cluster
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.hlo.collectives import hlo_stats
-from rhino.ir.hlo.compiled import read_memory_report
+from rhino.ir.hlo.compiled import assigned_bytes, largest_buffers
 from rhino.ir.mlir.bindings import make_context
 from rhino.ir.mlir.manual import bytecode
 from rhino.ir.mlir.reader import read_module
@@ -40,6 +40,15 @@ Memory Space: vmem (color=1)
 Total bytes: 113770496 (108.50MiB)
 """
 
+ASSIGNMENT = """BufferAssignment:
+allocation 8: size 16777216, page 0, parameter 0, shape |f32[8192,512]| at ShapeIndex {}, maybe-live-out:
+ value: <2716 param.8 @0> (size=16777216,offset=0): f32[8192,512]{1,0:T(8,128)}
+allocation 46: size 134217728, page 0, thread-local:
+ value: <1318 param_0.874 @0> (size=134217728,offset=0): f32[16,256,8192]{2,1,0:T(8,128)}
+allocation 154: size 598, page 0, preallocated-temp:
+allocation 158: size 100581376, color 1, page 0, preallocated-temp:
+"""
+
 
 def step():
     return read_module(STEP, "step.mlir", make_context())
@@ -64,12 +73,15 @@ def test_what_does_not_compile_is_refused_with_the_compilers_words():
         Compiler(target).compile(unequal)
 
 
-def test_the_memory_report_is_read_with_its_largest_buffers():
-    assert read_memory_report(REPORT) == (
-        6910054400,
-        ((1610612736, "5\xd7f32[24,1,16,1024,1024]"), (402653184, "f32[24,4096,1024]")),
-    )
-    assert read_memory_report("something else") is None
+def test_the_largest_buffers_are_read_of_the_memory_report():
+    found = ((1610612736, "5\xd7f32[24,1,16,1024,1024]"), (402653184, "f32[24,4096,1024]"))
+    assert largest_buffers(REPORT) == found
+    assert largest_buffers("something else") == ()
+
+
+def test_bytes_of_the_devices_memory_leave_out_others_and_operands_of_called_computations():
+    assert assigned_bytes(ASSIGNMENT) == 16777216 + 598
+    assert assigned_bytes("something else") is None
 
 
 def test_a_missing_compiler_and_an_unknown_card_are_said_in_a_line(monkeypatch):
@@ -115,18 +127,19 @@ def test_the_program_is_found_among_parts_that_the_compiler_compiles_before(tmp_
     def write(name, text="x"):
         (tmp_path / name).write_text(text)
 
-    write("module_0002.extracted.cl_1.after_optimizations.txt")
-    write("module_0002.extracted.cl_1.after_optimizations-memory-usage-report.txt")
+    endings = ("-buffer-assignment", "-memory-usage-report", "")
+    for ending in endings:
+        write(f"module_0002.extracted.cl_1.after_optimizations{ending}.txt")
     assert found_files(tmp_path) is None
     write("module_0000.jit_step.cl_1.before_optimizations.txt")
     write("module_0000.jit_step.cl_1.after_optimizations_before_buffer_assignment.txt")
     assert found_files(tmp_path) is None
-    write("module_0000.jit_step.cl_1.after_optimizations-memory-usage-report.txt")
-    write("module_0000.jit_step.cl_1.after_optimizations.txt")
-    assert [path.name for path in found_files(tmp_path)] == [
-        "module_0000.jit_step.cl_1.after_optimizations-memory-usage-report.txt",
-        "module_0000.jit_step.cl_1.after_optimizations.txt",
-    ]
+    whole = [f"module_0000.jit_step.cl_1.after_optimizations{ending}.txt" for ending in endings]
+    for name in whole[:2]:
+        write(name)
+    assert found_files(tmp_path) is None
+    write(whole[2])
+    assert [path.name for path in found_files(tmp_path)] == whole
 
 
 def test_a_compile_that_does_not_end_is_ended(monkeypatch):
