@@ -126,7 +126,8 @@ usable_hbm_fraction = { value = 0.96, source = "estimate: XLA's error messages s
 hbm_bytes_per_s = { value = 8.19e11, source = "Google Cloud docs, TPU v5e: 819 GBps" }
 matmul_efficiency = { value = 0.85, source = "estimate" }
 memory_efficiency = { value = 0.9, source = "estimate" }
-near_memory_bytes = { value = 134217728, source = "JAX's tpu_info.py (0.10.2): 128 MiB of VMEM" }
+near_memory_bytes = { value = 117440512, source = "128 MiB of VMEM (JAX's tpu_info.py, 0.10.2) without the 16 MiB of \
+kernels: the most that libtpu 0.0.51 assigns there" }
 [device.flops_per_s]
 bf16 = { value = 197e12, source = "Google Cloud docs, TPU v5e: 197 TFLOPs per chip" }
 i8 = { value = 393e12, source = "Google Cloud docs, TPU v5e: 393 TOPs per chip" }
@@ -142,7 +143,8 @@ usable_hbm_fraction = { value = 0.96, source = "estimate: XLA's error messages s
 hbm_bytes_per_s = { value = 2.765e12, source = "Google Cloud docs, TPU v5p: 2765 GBps" }
 matmul_efficiency = { value = 0.85, source = "estimate" }
 memory_efficiency = { value = 0.9, source = "estimate" }
-near_memory_bytes = { value = 67108864, source = "JAX's tpu_info.py (0.10.2): 64 MiB of VMEM" }
+near_memory_bytes = { value = 50331648, source = "64 MiB of VMEM (JAX's tpu_info.py, 0.10.2) without the 16 MiB of \
+kernels: the most that libtpu 0.0.51 assigns there" }
 [device.flops_per_s]
 bf16 = { value = 459e12, source = "Google Cloud docs, TPU v5p: 459 TFLOPs per chip" }
 i8 = { value = 918e12, source = "estimate: twice the bf16 rate, as on v5e" }
@@ -158,7 +160,8 @@ usable_hbm_fraction = { value = 0.96, source = "estimate: XLA's error messages s
 hbm_bytes_per_s = { value = 1.638e12, source = "Google Cloud docs, TPU v6e: 1638 GBps" }
 matmul_efficiency = { value = 0.85, source = "estimate" }
 memory_efficiency = { value = 0.9, source = "estimate" }
-near_memory_bytes = { value = 134217728, source = "JAX's tpu_info.py (0.10.2): 128 MiB of VMEM" }
+near_memory_bytes = { value = 100663296, source = "128 MiB of VMEM (JAX's tpu_info.py, 0.10.2) without the 32 MiB of \
+kernels: the most that libtpu 0.0.51 assigns there" }
 [device.flops_per_s]
 bf16 = { value = 918e12, source = "Google Cloud docs, TPU v6e: 918 TFLOPs per chip" }
 i8 = { value = 1836e12, source = "Google Cloud docs, TPU v6e: 1836 TOPs per chip" }
