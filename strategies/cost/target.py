@@ -21,7 +21,10 @@ class Target:
     together with others of their kind, at most `joined_bytes` at a time, where these need not wait for each other.
     `hoists` says whether what is the same each time round a loop is computed before it, gathers of weights among it.
     `widens_halves` says whether arithmetic on bf16 and f16 is done, and kept in memory, in f32.
-    `tile` are the rows, of four bytes each, and the columns to whose multiples an argument of two dims is padded.
+    `fuses_products` says whether a product is computed in one kernel with what is computed element by element for it,
+    and of it, and costly ops in each kernel that reads them. `tile` are the rows and the columns to whose multiples the
+    last two dims of an argument are padded, in the order of dims that pads least. `updates_in_layouts` says whether
+    arguments are copied to the layouts of their updates (strategies/memory/layout_copies.py).
     """
 
     platform: Platform
@@ -31,7 +34,9 @@ class Target:
     joined_bytes: int = 0
     hoists: bool = False
     widens_halves: bool = False
+    fuses_products: bool = False
     tile: tuple[int, int] = (1, 1)
+    updates_in_layouts: bool = False
 
     def hides_gathers(self, device: Device) -> bool:
         """Says whether gathers of weights go on while a device computes."""
@@ -69,12 +74,15 @@ TARGETS: Final[dict[Platform, Target]] = {
     # The same page: one pass of bf16 for the default, three for "high", six for "highest".
     # libtpu 0.0.51 fuses gathers, and nothing else, into what is computed meanwhile (`async_collective_fusion_config`):
     # for v5e, not for v5p and v6e (GPT, and three products in a row, 2026-11-24). JAX calls that chip "TPU v5 lite".
-    # XLA's page on tiled layouts: 8 x 128 elements of 32 bits.
+    # XLA's page on tiled layouts: 8 x 128 elements. What JAX passes to a program lies in the most compact of layouts
+    # (`ChooseCompactLayoutForShape`): f32[65536,8] takes 2 MiB, and not 32.
     "tpu": Target(
         "tpu",
         f32_products={"default": ("bf16", 1), "high": ("bf16", 3), "highest": ("bf16", 6)},
         hides_gathers_on=("TPU v5e", "TPU v5 lite"),
+        fuses_products=True,
         tile=(8, 128),
+        updates_in_layouts=True,
     ),
 }
 """The targets by platform."""

@@ -4,6 +4,10 @@ The rules are those that XLA's backends share (`InstructionFusion`). Ops element
 reductions are kernels that take in what they read, and what that reads. What several kernels read is computed in each
 of them if it is cheap; a pad is not, nor is what a reduction reads, nor what somebody reads from memory: a product, a
 collective, a loop. Division by what is broadcast is cheap, for it is multiplication by the inverse.
+
+XLA:TPU computes products in such kernels, too, one in each: with it, what the product reads and what reads it. Costly
+ops are computed in each kernel there: of a GELU between two products one tensor lies in memory, not two (libtpu 0.0.51:
+steps of products of random sizes, 2026-11-24).
 """
 
 from __future__ import annotations
@@ -12,34 +16,50 @@ from collections.abc import Collection
 from typing import Final
 
 from rhino.ir.graph.graph import BARRIER, COSTLY, PART_UPDATE, REDUCE, REPEATS, Graph
+from rhino.strategies.memory.buffers import PRODUCT
 
 _MOST_KERNELS: Final = 64
 """What more kernels would compute lies in memory."""
 
-_ONCE: Final = COSTLY | {"stablehlo.pad"}
+_PAD: Final = "stablehlo.pad"
 _DIVIDE: Final = "stablehlo.divide"
 
 
-def in_memory(graph: Graph, stored: Collection[int]) -> list[bool]:
+def in_memory(graph: Graph, stored: Collection[int], *, fuses_products: bool = False) -> list[bool]:
     """Returns which values lie in memory [values]; `stored` are some that do for reasons of their own.
 
-    A view of what lies in memory lies there, and is none by itself.
+    `fuses_products` says whether kernels hold products and compute costly ops again. A view of what lies in memory lies
+    there, and is none by itself.
     """
     found = [True] * graph.num_values
     from_memory = {*graph.returns, *stored}
     kernels: list[set[int]] = [set() for _ in found]
     """By value, the kernels that compute what reads it."""
+    once = {_PAD} if fuses_products else COSTLY | {_PAD}
+    products = set[int]()
+    """Kernels with a product in them."""
     for op in range(graph.num_ops - 1, -1, -1):
         cls, results = graph.cls(op), graph.results(op)
         inside = {op}
-        if len(results) == 1 and (cls.fusible or cls.is_view) and results.start not in from_memory:
+        is_product = fuses_products and cls.name == PRODUCT
+        if len(results) == 1 and (cls.fusible or cls.is_view or is_product) and results.start not in from_memory:
             read_by = kernels[results.start]
-            if cls.free or len(read_by) <= 1 or _is_repeated(graph, op, read_by):
+            if is_product:
+                is_inside = len(read_by) == 1 and not read_by & products
+            else:
+                is_inside = cls.free or len(read_by) <= 1 or _is_repeated(graph, op, read_by, once)
+            if is_inside:
                 found[results.start] = False
                 inside = read_by
+        if is_product:
+            products |= inside
         for position, value in enumerate(graph.operands(op).tolist()):
             if cls.name != BARRIER and (
-                cls.fusible or cls.is_view or cls.name == REDUCE or (cls.name == PART_UPDATE and position == 1)
+                cls.fusible
+                or cls.is_view
+                or is_product
+                or cls.name == REDUCE
+                or (cls.name == PART_UPDATE and position == 1)
             ):
                 kernels[value] |= inside
             else:
@@ -54,10 +74,10 @@ def in_memory(graph: Graph, stored: Collection[int]) -> list[bool]:
     return found
 
 
-def _is_repeated(graph: Graph, op: int, kernels: Collection[int]) -> bool:
-    """Says whether an op is computed in each of several kernels."""
+def _is_repeated(graph: Graph, op: int, kernels: Collection[int], once: Collection[str]) -> bool:
+    """Says whether an op is computed in each of several kernels; those of the kinds in `once` are not."""
     name = graph.cls(op).name
-    cheap = name not in _ONCE or (name == _DIVIDE and _is_broadcast(graph, int(graph.operands(op)[1])))
+    cheap = name not in once or (name == _DIVIDE and _is_broadcast(graph, int(graph.operands(op)[1])))
     return cheap and len(kernels) <= _MOST_KERNELS and not any(graph.cls(kernel).name == REDUCE for kernel in kernels)
 
 

@@ -9,6 +9,7 @@ alive at a time, and a margin for gaps between buffers.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import permutations
 from typing import Final
 
 import numpy as np
@@ -21,6 +22,7 @@ from rhino.strategies.memory.buffers import selection_sizes
 from rhino.strategies.memory.copies import scheduled_copies
 from rhino.strategies.memory.device_graph import device_graph
 from rhino.strategies.memory.fusion import in_memory
+from rhino.strategies.memory.layout_copies import copied_arguments
 from rhino.strategies.memory.loop_invariants import loop_invariants
 from rhino.strategies.memory.op_order import schedule
 from rhino.strategies.memory.resident_rows import written_in_place
@@ -29,7 +31,6 @@ from rhino.strategies.solver.problem import PeakOf
 _MARGIN: Final = 0.1
 """What is added to temporaries, as a share of them, for gaps between buffers (docs/memory.md)."""
 
-_WORD_BYTES: Final = 4
 _HALVES: Final = frozenset({"bf16", "f16"})
 _MOVED: Final = MOVES | {"stablehlo.gather"}
 
@@ -62,15 +63,15 @@ class Lives:
     """What a device's program keeps in memory, and from when to when."""
 
     def __init__(self, graph: Graph, target: Target) -> None:
-        self.graph = graph
+        self.graph, self.target = graph, target
         self.hoisted = loop_invariants(graph) if target.hoists else {}
-        self.in_memory = in_memory(graph, self.hoisted)
+        self.in_memory = in_memory(graph, self.hoisted, fuses_products=target.fuses_products)
         self.order = schedule(graph, self.in_memory)
         self.num_times = self.order.num_times
         self.classes = [graph.cls(op) for op in range(graph.num_ops)]
         self.maker: list[int] = graph.value_op.tolist()
         copies: list[int] = scheduled_copies(graph, self.order).tolist()
-        self.num_bytes = [self.bytes_of(value, target) * copies[value] for value in range(graph.num_values)]
+        self.num_bytes = [self.bytes_of(value) * copies[value] for value in range(graph.num_values)]
         self.operands = [graph.operands(op).tolist() for op in range(graph.num_ops)]
         self.is_free = [op >= 0 and self.classes[op].free for op in self.maker]
         self.taken_over = {a.alias: number for number, a in enumerate(graph.arguments) if a.alias is not None}
@@ -80,14 +81,14 @@ class Lives:
             came = zip(graph.results(loop.op), self.operands[loop.op], strict=True)
             self.in_place -= {value for value, initial in came if self.is_free[initial]}
 
-    def bytes_of(self, value: int, target: Target) -> int:
+    def bytes_of(self, value: int) -> int:
         """Returns the bytes of a value as the compiler keeps it; of halves, what is only moved stays as it is."""
         kind, op = self.graph.type_of(value), self.maker[value]
         if op < 0:
-            return _padded(kind, target.tile)
+            return _padded(kind, self.target.tile)
         name = self.classes[op].name
         is_computed = name.startswith("stablehlo.") and name not in _MOVED and value not in self.graph.returns
-        return kind.num_bytes * (2 if target.widens_halves and kind.dtype in _HALVES and is_computed else 1)
+        return kind.num_bytes * (2 if self.target.widens_halves and kind.dtype in _HALVES and is_computed else 1)
 
     def spans(self) -> Iterator[Span]:
         """Yields all that is alive."""
@@ -96,6 +97,7 @@ class Lives:
                 yield self.value(value)
         yield from self.returned_copies()
         yield from self.not_in_place()
+        yield from self.layout_copies()
         for op, cls in enumerate(self.classes):
             if not cls.free:
                 yield from self.beside(op)
@@ -131,6 +133,12 @@ class Lives:
             if last > made or (last == made and not self.classes[op].fusible):
                 yield self.num_bytes[value], made, last
 
+    def layout_copies(self) -> Iterator[Span]:
+        """Yields copies of arguments in the layouts of their updates, until these are computed."""
+        for result in copied_arguments(self.graph, self.taken_over) if self.target.updates_in_layouts else ():
+            value = self.graph.returns[result]
+            yield self.num_bytes[value], 0, self.order.stop[self.maker[value]]
+
     def beside(self, op: int) -> Iterator[Span]:
         """Yields what an op needs beside operands and results: constants in memory, and its own temporaries."""
         cls, start, stop = self.classes[op], self.order.start[op], self.order.stop[op]
@@ -145,8 +153,15 @@ class Lives:
 
 
 def _padded(kind: TensorType, tile: tuple[int, int]) -> int:
-    """Returns the bytes of a tensor, of two dims in tiles, for which halves have twice as many rows."""
-    if len(kind.shape) != len(tile) or tile == (1, 1):
+    """Returns the bytes of an argument whose last two dims lie in tiles, with its dims in the order that pads least.
+
+    Of fewer rows than a tile has, tiles have as many as the next power of two.
+    """
+    most_rows, columns = tile
+    if tile == (1, 1) or len(kind.shape) < len(tile) or not kind.num_bytes:
         return kind.num_bytes
-    rows, columns = tile[0] * _WORD_BYTES // max(kind.element_bytes, 1), tile[1]
-    return -(-kind.shape[0] // rows) * rows * -(-kind.shape[1] // columns) * columns * kind.element_bytes
+    sizes = []
+    for height, width in permutations(kind.shape, 2):
+        rows = min(most_rows, 1 << (height - 1).bit_length())
+        sizes.append(kind.num_bytes // (height * width) * -(-height // rows) * rows * -(-width // columns) * columns)
+    return min(sizes)

@@ -294,12 +294,68 @@ def test_hosts_keep_what_is_computed_in_bf16_as_f32(target, computed):
     assert sorted(size for size, *_ in found) == sorted([128, 128, 128, computed])
 
 
-def test_tpus_pad_arguments_of_two_dims_to_tiles():
-    """Eight rows of 128 numbers in f32, 16 in bf16."""
-    body = "%y = stablehlo.negate %x : KIND"
-    for kind, size in ((tensor((3, 130)), 8 * 256 * 4), (tensor((3, 130), "bf16"), 16 * 256 * 2), (ROW, 32)):
-        found, last = spans(body.replace("KIND", kind), {"x": kind}, {"y": kind}, "tpu")
-        assert (size, 0, last - 1) in found
+@pytest.mark.parametrize(
+    ("kind", "size"),
+    [
+        (tensor((3, 130)), 4 * 256 * 4),
+        (tensor((3, 130), "bf16"), 4 * 256 * 2),
+        (tensor((300, 8)), 8 * 384 * 4),  # its 300 rows lie as columns
+        (tensor((3, 16, 3, 100)), 3 * 3 * 16 * 128 * 4),
+        (ROW, 32),
+    ],
+)
+def test_tpus_pad_arguments_to_tiles_in_the_order_that_pads_least(kind, size):
+    found, last = spans(f"%y = stablehlo.negate %x : {kind}", {"x": kind}, {"y": kind}, "tpu")
+    assert (size, 0, last - 1) in found
+
+
+GELU = f"""%p = {dot("%x", "%v")}
+  %t = stablehlo.tanh %p : {KIND}
+  %g = stablehlo.multiply %t, %p : {KIND}
+  %q = {dot("%g", "%w")}
+  %r = stablehlo.add %q, %p : {KIND}
+  %y = stablehlo.negate %t : {KIND}
+"""
+
+
+@pytest.mark.parametrize(
+    ("target", "held"),
+    [
+        ("gpu", ["dot_general", "tanh", "multiply", "dot_general", "add", "negate"]),
+        ("tpu", ["dot_general", "add", "negate"]),  # the sum's kernel holds the second product, and what that reads
+    ],
+)
+def test_products_are_in_kernels_of_tpus(target, held):
+    graph = program_of(function(GELU, {"x": KIND, "v": KIND, "w": KIND}, {"r": KIND, "y": KIND})).graph
+    found = Lives(graph, TARGETS[target]).in_memory
+    names = [graph.cls(op).name.removeprefix("stablehlo.") for op in range(graph.num_ops)]
+    assert [name for op, name in enumerate(names) if found[graph.results(op).start]] == held
+
+
+def test_a_kernel_holds_one_product():
+    body = f"%p = {dot('%x', '%x')}\n%q = {dot('%x', '%p')}\n%y = stablehlo.add %p, %q : {KIND}"
+    graph = program_of(function(body, {"x": KIND}, {"y": KIND})).graph
+    assert Lives(graph, TARGETS["tpu"]).in_memory == [True, True, False, True]
+
+
+@pytest.mark.parametrize(("target", "turned", "copies"), [("tpu", True, 1), ("tpu", False, 0), ("gpu", True, 0)])
+def test_a_weight_lies_a_second_time_in_the_layout_of_its_gradient(target, turned, copies):
+    """A transposed gradient keeps the layout of its product, and the weight is copied to that for its update."""
+    x, d, kind, other = (tensor(shape) for shape in ((16, 8), (16, 64), (8, 64), (64, 8)))
+    product = "%g = stablehlo.dot_general {}, {}, contracting_dims = [0] x [0] : ({}, {}) -> {}\n"
+    if turned:
+        body = product.format("%d", "%x", d, x, other)
+        body += f"%t = stablehlo.transpose %g, dims = [1, 0] : ({other}) -> {kind}\n"
+    else:
+        body = product.format("%x", "%d", x, d, kind) + f"%t = stablehlo.negate %g : {kind}\n"
+    body += f"""%s = stablehlo.multiply %t, %w : {kind}
+      %v = stablehlo.subtract %w, %s : {kind}
+      %z = stablehlo.tanh %d : {d}"""
+    text = function(body, {"w": kind, "x": x, "d": d}, {"v": kind, "z": d})
+    graph = program_of(text.replace(f"%w: {kind}", f"%w: {kind} {{tf.aliasing_output = 0 : i32}}")).graph
+    lives = Lives(graph, TARGETS[target])
+    found = [(size, start) for size, start, end in lives.spans() if start == 0 and end < lives.num_times - 1]
+    assert found == [(8 * 64 * 4, 0)] * copies
 
 
 def test_a_nearer_memory_takes_temporaries_as_far_as_they_fit():
