@@ -6,9 +6,12 @@ Figures of devices and links are the cluster's; here is how programs use them.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Literal
 
 from rhino.ir.cluster.hardware import Device, Platform
+
+Fusion = Literal["cheap", "products", "all"]
+"""What a compiler computes in each kernel that reads it: what is cheap, that and products, or all that can be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +24,10 @@ class Target:
     together with others of their kind, at most `joined_bytes` at a time, where these need not wait for each other.
     `hoists` says whether what is the same each time round a loop is computed before it, gathers of weights among it.
     `widens_halves` says whether arithmetic on bf16 and f16 is done, and kept in memory, in f32.
-    `fuses_products` says whether a product is computed in one kernel with what is computed element by element for it,
-    and of it, and costly ops in each kernel that reads them. `tile` are the rows and the columns to whose multiples the
-    last two dims of an argument are padded, in the order of dims that pads least. `updates_in_layouts` says whether
-    arguments are copied to the layouts of their updates (strategies/memory/layout_copies.py).
+    `fusion` says what its compiler computes in one kernel (strategies/memory/fusion.py). `tile` are the rows and the
+    columns to whose multiples the last two dims of an argument are padded, in the order of dims that pads least.
+    `updates_in_layouts` says whether arguments are copied to the layouts of their updates
+    (strategies/memory/layout_copies.py).
     """
 
     platform: Platform
@@ -34,7 +37,7 @@ class Target:
     joined_bytes: int = 0
     hoists: bool = False
     widens_halves: bool = False
-    fuses_products: bool = False
+    fusion: Fusion = "cheap"
     tile: tuple[int, int] = (1, 1)
     updates_in_layouts: bool = False
 
@@ -70,6 +73,7 @@ TARGETS: Final[dict[Platform, Target]] = {
         hides_gathers_on=("",),
         joined=frozenset({"all_gather", "reduce_scatter", "all_reduce"}),
         joined_bytes=30 * 2**20,
+        fusion="all",
     ),
     # The same page: one pass of bf16 for the default, three for "high", six for "highest".
     # libtpu 0.0.51 fuses gathers, and nothing else, into what is computed meanwhile (`async_collective_fusion_config`):
@@ -80,7 +84,7 @@ TARGETS: Final[dict[Platform, Target]] = {
         "tpu",
         f32_products={"default": ("bf16", 1), "high": ("bf16", 3), "highest": ("bf16", 6)},
         hides_gathers_on=("TPU v5e", "TPU v5 lite"),
-        fuses_products=True,
+        fusion="products",
         tile=(8, 128),
         updates_in_layouts=True,
     ),

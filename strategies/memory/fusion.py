@@ -1,53 +1,55 @@
 """Which values of a device's program lie in memory: those that compilers do not compute inside all that reads them.
 
-The rules are those that XLA's backends share (`InstructionFusion`). Ops element by element, moves of elements and
-reductions are kernels that take in what they read, and what that reads. What several kernels read is computed in each
-of them if it is cheap; a pad is not, nor is what a reduction reads, nor what somebody reads from memory: a product, a
-collective, a loop. Division by what is broadcast is cheap, for it is multiplication by the inverse.
+Ops element by element, moves of elements and reductions are kernels that take in what they read, and what that reads.
+What somebody reads from memory lies there: a product, a collective, a loop. What several kernels read is computed in
+each of them where the compiler thinks that it is cheap:
 
-XLA:TPU computes products in such kernels, too, one in each: with it, what the product reads and what reads it. Costly
-ops are computed in each kernel there: of a GELU between two products one tensor lies in memory, not two (libtpu 0.0.51:
-steps of products of random sizes, 2026-11-24).
+- "cheap", of XLA:CPU (`InstructionFusion`): a costly op is not, a pad is not, nor is what a reduction reads. Division
+  by what is broadcast is cheap, for it is multiplication by the inverse.
+- "products", of XLA:TPU: costly ops are computed again. Kernels hold products, too, one each, with what the product
+  reads and what reads it: of a GELU between two products one tensor lies in memory, not two (libtpu 0.0.51: steps of
+  products of random sizes, 2026-11-24).
+- "all", of XLA:GPU (`PriorityFusion`, which goes by the bytes that are moved): everything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Set
 from typing import Final
 
 from rhino.ir.graph.graph import BARRIER, COSTLY, PART_UPDATE, REDUCE, REPEATS, Graph
+from rhino.strategies.cost.target import Fusion
 from rhino.strategies.memory.buffers import PRODUCT
 
 _MOST_KERNELS: Final = 64
 """What more kernels would compute lies in memory."""
 
 _PAD: Final = "stablehlo.pad"
+_ONCE: Final[Mapping[Fusion, Set[str]]] = {"cheap": COSTLY | {_PAD}, "products": {_PAD}, "all": set()}
 _DIVIDE: Final = "stablehlo.divide"
 
 
-def in_memory(graph: Graph, stored: Collection[int], *, fuses_products: bool = False) -> list[bool]:
+def in_memory(graph: Graph, stored: Collection[int], fusion: Fusion) -> list[bool]:
     """Returns which values lie in memory [values]; `stored` are some that do for reasons of their own.
 
-    `fuses_products` says whether kernels hold products and compute costly ops again. A view of what lies in memory lies
-    there, and is none by itself.
+    A view of what lies in memory lies there, and is none by itself.
     """
     found = [True] * graph.num_values
     from_memory = {*graph.returns, *stored}
     kernels: list[set[int]] = [set() for _ in found]
     """By value, the kernels that compute what reads it."""
-    once = {_PAD} if fuses_products else COSTLY | {_PAD}
     products = set[int]()
     """Kernels with a product in them."""
     for op in range(graph.num_ops - 1, -1, -1):
         cls, results = graph.cls(op), graph.results(op)
         inside = {op}
-        is_product = fuses_products and cls.name == PRODUCT
+        is_product = fusion == "products" and cls.name == PRODUCT
         if len(results) == 1 and (cls.fusible or cls.is_view or is_product) and results.start not in from_memory:
             read_by = kernels[results.start]
             if is_product:
                 is_inside = len(read_by) == 1 and not read_by & products
             else:
-                is_inside = cls.free or len(read_by) <= 1 or _is_repeated(graph, op, read_by, once)
+                is_inside = cls.free or len(read_by) <= 1 or _is_repeated(graph, op, read_by, fusion)
             if is_inside:
                 found[results.start] = False
                 inside = read_by
@@ -74,11 +76,13 @@ def in_memory(graph: Graph, stored: Collection[int], *, fuses_products: bool = F
     return found
 
 
-def _is_repeated(graph: Graph, op: int, kernels: Collection[int], once: Collection[str]) -> bool:
-    """Says whether an op is computed in each of several kernels; those of the kinds in `once` are not."""
+def _is_repeated(graph: Graph, op: int, kernels: Collection[int], fusion: Fusion) -> bool:
+    """Says whether an op is computed in each of several kernels."""
+    if len(kernels) > _MOST_KERNELS:
+        return False
     name = graph.cls(op).name
-    cheap = name not in once or (name == _DIVIDE and _is_broadcast(graph, int(graph.operands(op)[1])))
-    return cheap and len(kernels) <= _MOST_KERNELS and not any(graph.cls(kernel).name == REDUCE for kernel in kernels)
+    cheap = name not in _ONCE[fusion] or (name == _DIVIDE and _is_broadcast(graph, int(graph.operands(op)[1])))
+    return cheap and (fusion == "all" or not any(graph.cls(kernel).name == REDUCE for kernel in kernels))
 
 
 def _is_broadcast(graph: Graph, value: int) -> bool:

@@ -65,7 +65,7 @@ class Lives:
     def __init__(self, graph: Graph, target: Target) -> None:
         self.graph, self.target = graph, target
         self.hoisted = loop_invariants(graph) if target.hoists else {}
-        self.in_memory = in_memory(graph, self.hoisted, fuses_products=target.fuses_products)
+        self.in_memory = in_memory(graph, self.hoisted, target.fusion)
         self.order = schedule(graph, self.in_memory)
         self.num_times = self.order.num_times
         self.classes = [graph.cls(op) for op in range(graph.num_ops)]

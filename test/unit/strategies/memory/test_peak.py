@@ -36,10 +36,10 @@ def total(value, zero="%o"):
 # What lies in memory
 
 
-def held(body, arguments, results):
+def held(body, arguments, results, fusion="cheap"):
     """The names of the results of ops that lie in memory."""
     graph = program_of(function(body, arguments, results)).graph
-    found = in_memory(graph, ())
+    found = in_memory(graph, (), fusion)
     return [
         graph.cls(op).name.removeprefix("stablehlo.")
         for op in range(graph.num_ops)
@@ -48,16 +48,17 @@ def held(body, arguments, results):
 
 
 @pytest.mark.parametrize(
-    ("op", "second", "lies"),
+    ("op", "second", "lies_for"),
     [
-        ("negate", "tanh", False),  # cheap: computed in both kernels
-        ("exponential", "tanh", True),  # costly, and two kernels would compute it
-        ("exponential", "", False),  # one kernel alone does
-        ("negate", "dot", True),  # a product reads it from memory
-        ("negate", "reduce", True),  # so does a reduction what others read
+        ("negate", "tanh", ()),  # cheap: computed in both kernels
+        ("exponential", "tanh", ("cheap",)),  # costly, and two kernels would compute it
+        ("exponential", "", ()),  # one kernel alone does
+        ("negate", "dot", ("cheap", "all")),  # a product reads it from memory, unless it is in a kernel
+        ("negate", "reduce", ("cheap", "products")),  # so does a reduction what others read
     ],
 )
-def test_what_several_kernels_read(op, second, lies):
+@pytest.mark.parametrize("fusion", ["cheap", "products", "all"])
+def test_what_several_kernels_read(op, second, lies_for, fusion):
     body = f"%e = stablehlo.{op} %x : {KIND}\n%y = stablehlo.add %e, %x : {KIND}\n"
     reader = {
         "": "",
@@ -66,10 +67,11 @@ def test_what_several_kernels_read(op, second, lies):
         "reduce": f"%o = stablehlo.constant dense<0.0> : tensor<f32>\n%z = {total('%e')}",
     }[second]
     results = {"y": KIND} | ({"z": ROW if second == "reduce" else KIND} if second else {})
-    assert (op in held(body + reader, {"x": KIND}, results)) == lies
+    assert (op in held(body + reader, {"x": KIND}, results, fusion)) == (fusion in lies_for)
 
 
-def test_a_pad_is_computed_once():
+@pytest.mark.parametrize(("fusion", "pads"), [("cheap", 2), ("products", 2), ("all", 0)])
+def test_a_pad_is_computed_once(fusion, pads):
     """The sum of two is computed in both kernels that read it, and each pad is read by both."""
     part = tensor((8, 4))
     body = "%o = stablehlo.constant dense<0.0> : tensor<f32>\n"
@@ -77,7 +79,7 @@ def test_a_pad_is_computed_once():
         body += f"""%{name} = stablehlo.pad %x, %o, low = [0, {low}], high = [0, {high}], interior = [0, 0]\
  : ({part}, tensor<f32>) -> {KIND}\n"""
     body += f"%s = stablehlo.add %p, %q : {KIND}\n%y = stablehlo.tanh %s : {KIND}\n%z = stablehlo.negate %s : {KIND}"
-    assert held(body, {"x": part}, {"y": KIND, "z": KIND}) == ["pad", "pad", "tanh", "negate"]
+    assert held(body, {"x": part}, {"y": KIND, "z": KIND}, fusion) == [*["pad"] * pads, "tanh", "negate"]
 
 
 def test_division_by_what_is_broadcast_is_cheap():
@@ -235,7 +237,7 @@ def times(body, arguments, results):
     """When ops of a device's program run, by name; names are those of the results."""
     graph = program_of(function(body, arguments, results)).graph
     made = {name: graph.value_op[value] for name, value in zip(results, graph.returns, strict=True)}
-    start = schedule(graph, in_memory(graph, ())).start
+    start = schedule(graph, in_memory(graph, (), "cheap")).start
     return {name: start[op] for name, op in made.items()}
 
 
@@ -321,11 +323,12 @@ GELU = f"""%p = {dot("%x", "%v")}
 @pytest.mark.parametrize(
     ("target", "held"),
     [
-        ("gpu", ["dot_general", "tanh", "multiply", "dot_general", "add", "negate"]),
+        ("cpu", ["dot_general", "tanh", "multiply", "dot_general", "add", "negate"]),
+        ("gpu", ["dot_general", "multiply", "dot_general", "add", "negate"]),
         ("tpu", ["dot_general", "add", "negate"]),  # the sum's kernel holds the second product, and what that reads
     ],
 )
-def test_products_are_in_kernels_of_tpus(target, held):
+def test_what_of_a_gelu_between_products_lies_in_memory(target, held):
     graph = program_of(function(GELU, {"x": KIND, "v": KIND, "w": KIND}, {"r": KIND, "y": KIND})).graph
     found = Lives(graph, TARGETS[target]).in_memory
     names = [graph.cls(op).name.removeprefix("stablehlo.") for op in range(graph.num_ops)]
