@@ -1,19 +1,21 @@
 """The integer program of stages: rows for the edges, the nets, and every device's work and memory (Rhino 5.1).
 
 A node's device is a row of switches: `deeper[i, k]` says that node i is on device k or behind it, for each k that its
-window leaves open. Where its way is open too, a switch says that it is in the backward pass. Per edge from i to j
-(`_edge_rows`):
+window leaves open. Where its way is open, too, there is a switch for each virtual stage instead: `reached[i, v]` says
+that node i is in virtual stage v or a later one. Of V + 1 virtual stages, devices and stages follow from one another:
 
-    both forward      deeper[i, k] <= deeper[j, k]
-    both back         deeper[i, k] >= deeper[j, k]
-    forward, back     nothing
-    back, forward     never: on the last device, where both ways are one stage, all may count as forward
+    forward    reached[i, v] = deeper[i, v], none behind the last device
+    back       reached[i, v] = 1 - deeper[i, V + 1 - v], all up to the last device
+    open       deeper[i, k] = reached[i, k] - reached[i, V + 1 - k]
 
-and if a way is open, the same with its switch letting go of the row. A net is at a device if one of its nodes is
-(`_presence`), and costs its size for each device that it is at, but one. A node that is at a device only if another is
-says nothing and is left out: most nets of two devices then need no variable (2026-11-22, GPT of 72 layers in 8 stages:
-22,327 rows in place of 39,906, and the relaxation takes 2.2 s in place of 15). Work and memory are a row for each
-device (`_load_rows`).
+So along every edge from i to j, whatever their ways, reached[i, v] <= reached[j, v] (`_edge_rows`): rows of two
+variables, whose relaxation is as tight as can be. With a switch for the way, which lets go of rows, a GPT of one layer
+took 14 s in two stages, and takes 3 so (2026-11-24).
+
+A net is at a device if one of its nodes is (`_presence`), and costs its size for each device that it is at, but one. A
+node that is at a device only if another is says nothing and is left out: most nets of two devices then need no variable
+(2026-11-22, GPT of 72 layers in 8 stages: 22,327 rows in place of 39,906, and the relaxation takes 2.2 s in place of
+15). Work is a row for each device, and so is memory where it could be too much (`_load_rows`).
 
 What is least is what the nets cost, under a limit of work; or the most work of a device, under a limit of cost or none.
 """
@@ -51,7 +53,6 @@ class StageRows:
     limit_s: float | None
     most_cost: float = np.inf
     switches: list[dict[int, int]] = field(default_factory=list)
-    backs: dict[int, int] = field(default_factory=dict)
     num_variables: int = 0
     num_integer: int = 0
     entries: tuple[list[int], list[int], list[float]] = field(default_factory=lambda: ([], [], []))
@@ -61,12 +62,13 @@ class StageRows:
     inwards: dict[int, set[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for node, (first, last, direction) in enumerate(
-            zip(self.windows.first.tolist(), self.windows.last.tolist(), self.windows.direction.tolist(), strict=True)
+        for first, last, direction in zip(
+            self.windows.first.tolist(), self.windows.last.tolist(), self.windows.direction.tolist(), strict=True
         ):
-            self.switches.append({k: self.variable() for k in range(first + 1, last + 1)})
             if direction == EITHER:
-                self.backs[node] = self.variable()
+                assert last == self.problem.num_stages - 1, "where ways are open, they meet on the last device"
+                last = self.problem.highest - first
+            self.switches.append({k: self.variable() for k in range(first + 1, last + 1)})
         self.num_integer = self.num_variables
         self._directions()
         self._node_rows()
@@ -103,13 +105,10 @@ class StageRows:
     def stages(self, point: Point) -> Ints:
         """Returns the virtual stage of each node at a whole point."""
         on = point.values > 0.5
-        device = self.windows.first + np.array(
+        reached = self.windows.first + np.array(
             [sum(bool(on[v]) for v in some.values()) for some in self.switches], dtype=np.int64
         )
-        back = self.windows.direction == BACK
-        for node, variable in self.backs.items():
-            back[node] = on[variable]
-        return np.where(back, self.problem.virtual.opposite(device), device)
+        return np.where(self.windows.direction == BACK, self.problem.virtual.opposite(reached), reached)
 
     def bound(self, scaled: float) -> float:
         """Returns a bound on the rows' objective as a cost or in seconds of work."""
@@ -144,19 +143,33 @@ class StageRows:
 
     def deeper(self, node: int, device: int) -> Term:
         """Returns whether a node is on this device or one behind it."""
-        variable = self.switches[node].get(device)
+        if self.windows.direction[node] == EITHER:
+            if device >= self.problem.num_stages:
+                return {}
+            return _less(self._switch(node, device), self._switch(node, self.problem.highest + 1 - device))
+        return self._switch(node, device)
+
+    def reached(self, node: int, stage: int) -> Term:
+        """Returns whether a node is in this virtual stage or a later one."""
+        inner = self.problem.num_stages - 1
+        match int(self.windows.direction[node]):
+            case direction if direction == BACK:
+                above = self.deeper(node, self.problem.highest + 1 - stage) if stage > inner else {}
+                return _less({ONE: 1.0}, above)
+            case direction if direction == FORWARD and stage > inner:
+                return {}
+        return self._switch(node, stage)
+
+    def _switch(self, node: int, number: int) -> Term:
+        """Returns the switch of a node with this number: on before the first open one, off behind the last."""
+        variable = self.switches[node].get(number)
         if variable is not None:
             return {variable: 1.0}
-        return {ONE: 1.0} if device <= self.windows.first[node] else {}
+        return {ONE: 1.0} if number <= self.windows.first[node] else {}
 
     def at(self, node: int, device: int) -> Term:
         """Returns whether a node is on this device."""
         return _less(self.deeper(node, device), self.deeper(node, device + 1))
-
-    def back(self, node: int) -> Term:
-        """Returns whether a node is in the backward pass."""
-        direction = int(self.windows.direction[node])
-        return {self.backs[node]: 1.0} if direction == EITHER else {ONE: float(direction == BACK)}
 
     def _node_rows(self) -> None:
         for some in self.switches:
@@ -179,20 +192,11 @@ class StageRows:
         return inner in between and any(inner in self.inwards.get(node, ()) for node in between)
 
     def _edge_rows(self) -> None:
-        inner = self.problem.num_stages - 1
-        direction = self.windows.direction.tolist()
         for source, target in zip(self.problem.before.tolist(), self.problem.after.tolist(), strict=True):
-            if (direction[source] == FORWARD and direction[target] == BACK) or self._is_implied(source, target):
+            if self._is_implied(source, target):
                 continue
-            if not (direction[source] == direction[target] != EITHER):
-                self.at_most(_less(self.back(source), self.back(target)), 0.0)
-            for device in range(1, inner + 1):
-                if direction[source] != BACK and direction[target] != BACK:
-                    forward = _less(self.deeper(source, device), self.deeper(target, device))
-                    self.at_most(_less(forward, self.back(target)), 0.0)
-                if direction[source] != FORWARD and direction[target] != FORWARD:
-                    back = _less(self.deeper(target, device), self.deeper(source, device))
-                    self.at_most(_less(back, _less({ONE: 1.0}, self.back(source))), 0.0)
+            for stage in range(1, self.problem.highest + 1):
+                self.at_most(_less(self.reached(source, stage), self.reached(target, stage)), 0.0)
 
     def _presence(self, nets: Nets, net: int, device: int) -> Term:
         """Returns whether a net has a node on this device, as a new variable where that is open."""
@@ -250,13 +254,19 @@ class StageRows:
                 self.at_most(_scaled(work, 1 / self.limit_s), 1 + ROUNDING)
             elif self.most_work is not None:
                 self.at_most(_less(_scaled(work, 1 / self._all_work()), {self.most_work: 1.0}), 0.0)
-            if problem.budget_bytes is None:
+            if problem.budget_bytes is None or self._most_bytes(device) <= problem.budget_bytes:
                 continue
             total = self._sum(problem.own_bytes, device)
             for nets, times in ((problem.resident, 1.0), (problem.saved, float(problem.in_flight()[device]))):
                 for net in range(len(nets)):
                     _add(total, self._presence(nets, net, device), times * float(nets.size[net]))
             self.at_most(_scaled(total, 1 / problem.budget_bytes), 1 + ROUNDING)
+
+    def _most_bytes(self, device: int) -> float:
+        """Returns what a device would hold if all nodes were there."""
+        problem = self.problem
+        saved = float(problem.saved.size.sum()) * float(problem.in_flight()[device])
+        return float(problem.own_bytes.sum()) + float(problem.resident.size.sum()) + saved
 
     def _sum(self, weights: Floats, device: int) -> Term:
         total: Term = {}

@@ -10,9 +10,11 @@ import pytest
 from rhino.strategies.pipeline.stages.cut import StageAnswer, solve_stages
 from rhino.strategies.pipeline.stages.line import cut, lines_of, stretches
 from rhino.strategies.pipeline.stages.merge import merge
+from rhino.strategies.pipeline.stages.rows import StageRows
 from rhino.strategies.pipeline.stages.stage_problem import OPEN, StageProblem, make_nets
+from rhino.strategies.pipeline.stages.windows import open_windows
 from rhino.strategies.solver.answer import Infeasible
-from rhino.strategies.solver.lp.linear_programs import silent_stdout
+from rhino.strategies.solver.lp.linear_programs import silent_stdout, solve_rows
 
 
 def problem_of(num_stages, work, nets, pinned=None, edges=None, **more):
@@ -245,3 +247,21 @@ def test_where_the_way_back_begins_is_the_best_of_the_guesses(monkeypatch):
     alone = solve_stages(replace(problem, late=wrong), 0.1)
     both = solve_stages(replace(problem, late=wrong, turns=(problem.late,)), 0.1)
     assert both.cost == 2 * 8 < alone.cost
+
+
+def test_the_relaxation_leaves_nothing_open_along_edges_where_ways_are_open():
+    """Node 2 stands between two on the last device, so it is there, and what it shares with node 0 is sent."""
+    problem = problem_of(2, [1, 1, 1, 1], [(None, [0, 2], 1.0)], [0, 1, OPEN, 1], [(1, 2), (2, 3)])
+    rows = StageRows(problem, open_windows(problem), limit_s=9.0)
+    assert rows.bound(solve_rows(rows.rows(), integer=False, step_limit=10).bound) == pytest.approx(1.0)
+
+
+def test_memory_that_is_enough_for_everything_on_one_device_needs_no_rows():
+    problem = random_problem(1, 3, with_budget=True)
+    total = problem.own_bytes.sum() + problem.resident.size.sum() + 3 * problem.saved.size.sum()
+    free, enough, less = (
+        StageRows(replace(problem, budget_bytes=most), open_windows(problem), limit_s=99.0).rows().matrix.shape
+        for most in (None, total, total - 1)
+    )
+    assert free == enough
+    assert less > free
