@@ -10,9 +10,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.tree_util import DictKey, GetAttrKey, SequenceKey, tree_flatten_with_path
 
-from rhino.call import Key
+from rhino.call import Key, leaf_kind
 from rhino.embed import Embedded
 from rhino.ir.mlir.bindings import ir, make_context
 from rhino.ir.mlir.manual import bytecode
@@ -58,14 +59,22 @@ class JitProgram:
         return int(kept + stats.temp_size_in_bytes)
 
     def place(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Returns the arguments with every array that is committed to another place moved to that of the plan."""
+        """Returns the arguments with every array that is committed to another place moved to that of the plan.
+
+        In a job of several processes host arrays, which every process has whole, go there too: jit refuses to split
+        them.
+        """
         return tuple(jax.tree.map(_placed, values, self.in_shardings))
 
 
 def _placed(leaf: Any, sharding: jax.sharding.NamedSharding) -> Any:  # noqa: ANN401 - a leaf
-    if not isinstance(leaf, jax.Array) or not leaf.committed or leaf.sharding.is_equivalent_to(sharding, leaf.ndim):
+    if isinstance(leaf, jax.Array):
+        is_there = not leaf.committed or leaf.sharding.is_equivalent_to(sharding, leaf.ndim)
+        return leaf if is_there else jax.device_put(leaf, sharding)
+    if jax.process_count() == 1 or sharding.is_fully_replicated:
         return leaf
-    return jax.device_put(leaf, sharding)
+    whole = np.asarray(leaf, leaf_kind(leaf)[1])
+    return jax.make_array_from_callback(whole.shape, sharding, whole.__getitem__)
 
 
 def make_program(traced: Traced, plan: Plan, code: bytes, donated: tuple[int, ...]) -> JitProgram:

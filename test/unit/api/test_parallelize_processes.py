@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
+import budget_part
 import front_part
 import jax
 import numpy as np
@@ -78,6 +79,20 @@ def test_two_processes_train_as_one_device_does(tmp_path: Path):
                 whole, _, index = name.partition("-")
                 np.testing.assert_allclose(out[name], state[whole][eval(index)], rtol=1e-4, atol=1e-5)
     assert (tmp_path / "plan-0.json").read_bytes() == (tmp_path / "plan-1.json").read_bytes()
+
+
+def test_two_processes_split_host_arrays(tmp_path: Path):
+    assert launched(tmp_path, budget_part.__file__, (), ()) == [0, 0]
+    _, loss = jax.jit(budget_part.step)(budget_part.WEIGHTS, budget_part.BATCH)
+    for said in sorted(tmp_path.glob("said-*")):
+        assert float(said.read_text().rpartition("loss ")[2]) == pytest.approx(float(loss))
+
+
+def test_two_processes_refuse_a_step_that_is_over_the_budget_of_one(tmp_path: Path):
+    assert launched(tmp_path, budget_part.__file__, (), ("100",)) == [0, 0]
+    said = [(tmp_path / f"said-{process}").read_text().partition("error: ")[2] for process in range(2)]
+    assert said[0] == said[1]
+    assert said[0].startswith("[RHI-SOLVE-001] the compiled program of step takes")
 
 
 @pytest.mark.parametrize(
