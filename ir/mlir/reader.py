@@ -153,7 +153,11 @@ def _parse_error(error: ir.MLIRError, name: str) -> RhinoError:
     if unknown:
         return _unsupported_dialect(message, place_of(first.location, name))
     return RhinoError(
-        "RHI-READ-002", f"the module does not parse: {message}", place_of(first.location, name), notes[:3]
+        "RHI-READ-002",
+        f"the module does not parse: {message}",
+        place_of(first.location, name),
+        notes[:3],
+        "correct the module there, or export it again with the versions of jaxlib and StableHLO that are installed",
     )
 
 

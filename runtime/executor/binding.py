@@ -274,13 +274,16 @@ class Binder:
             array = slots[slot]
             if not isinstance(array, jax.Array) or array.is_deleted():
                 raise RhinoError(
-                    "RHI-RUN-002", f"slot {slot} is read by a transfer, and its array was deleted or never written"
+                    "RHI-RUN-002",
+                    f"slot {slot} is read by a transfer, and its array was deleted or never written",
+                    fix="do not delete or donate the arguments of a step before its results are there",
                 )
             same = (array.shape, array.dtype) == (layout.shape, dtype_of(layout))
             if not same or not same_placement(array.sharding, sharding, array.ndim):
                 raise RhinoError(
                     "RHI-RUN-002",
                     f"slot {slot} is moved to another rank: got {array.aval} on {array.sharding}, not {layout}",
+                    fix="run the step with the programs that it was planned with",
                 )
 
         return action

@@ -24,6 +24,9 @@ from rhino.runtime.executor.executable import compile_module
 
 _COMMAND: Final = "import sys; from rhino.runtime.executor.compile_apart import main; sys.exit(main(int(sys.argv[1])))"
 
+_FIX: Final = "\n\0"
+"""Between what is wrong and how to fix it, where the process prints an error."""
+
 _CHECK: Final = re.compile(r"Check failed: .*")
 """What XLA prints last before it ends the process."""
 
@@ -62,7 +65,8 @@ def _awaited(process: subprocess.Popen[bytes], made: IO[bytes], errors: IO[bytes
     if code == ExitCode.OK:
         return output
     if code == ExitCode.BAD_INPUT and output:  # Python's own way out with this code leaves nothing there
-        raise RhinoError("RHI-RUN-001", output)
+        what, _, fix = output.partition(_FIX)
+        raise RhinoError("RHI-RUN-001", what, fix=fix)
     check = _CHECK.search(errors.read().decode(errors="replace"))
     why = check[0].strip() if check else f"code {code}"
     raise RhinoError(
@@ -79,6 +83,6 @@ def main(num_devices: int) -> int:
     try:
         sys.stdout.write(compile_module(module, pick_devices(num_devices)).hlo_text())
     except RhinoError as error:
-        sys.stdout.write(error.what)
+        sys.stdout.write(f"{error.what}{_FIX}{error.fix}")
         return int(ExitCode.BAD_INPUT)
     return int(ExitCode.OK)

@@ -121,6 +121,7 @@ class Peers:
             raise RhinoError(
                 "RHI-RUN-004",
                 f"the step has a rank {rank}, and the processes hold ranks 0 to {len(self.process_of) - 1}",
+                fix="share all ranks of the step among the processes",
             )
         return self.process_of[rank]
 

@@ -2,7 +2,8 @@
 // A module that does not parse or verify, or that no sharding can be chosen for, is refused at its line.
 
 func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
-  // expected-error@+1 {{[RHI-READ-002] the module does not parse: use of undeclared SSA value name}}
+  // expected-error@+2 {{[RHI-READ-002] the module does not parse: use of undeclared SSA value name}}
+  // expected-note@+1 {{to fix: correct the module there, or export it again}}
   return %y : tensor<4xf32>
 }
 
@@ -28,6 +29,7 @@ func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
 
 func.func @main(%x: tensor<4xf32>, %y: tensor<5xf32>) -> tensor<4xf32> {
   // expected-error@below {{[RHI-READ-002] the module does not parse: 'stablehlo.add' op requires the same shape for all operands and results}}
+  // expected-note@below {{to fix: correct the module there, or export it again}}
   // expected-note@below {{see current operation}}
   %z = "stablehlo.add"(%x, %y) : (tensor<4xf32>, tensor<5xf32>) -> tensor<4xf32>
   return %z : tensor<4xf32>

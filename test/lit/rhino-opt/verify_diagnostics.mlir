@@ -12,7 +12,8 @@
 // EXTRA: unmarked.mlir:2:10: error: [RHI-CLI-004] unexpected error: [RHI-READ-002] the module does not parse: use of undeclared
 // FORM: misspelt.mlir:2: error: [RHI-CLI-004] an expected diagnostic cannot be read
 func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
-  // expected-error@+1 {{use of undeclared SSA value name}}
+  // expected-error@+2 {{use of undeclared SSA value name}}
+  // expected-note@+1 {{to fix: correct the module there}}
   return %undeclared : tensor<4xf32>
 }
 
@@ -20,6 +21,7 @@ func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
 
 func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
   return %undeclared : tensor<4xf32>  // expected-error {{use of undeclared SSA value name}}
+  // expected-note@-1 {{to fix: correct the module there}}
 }
 
 // -----
@@ -27,6 +29,7 @@ func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
 func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
   return %undeclared : tensor<4xf32>
   // expected-error@-1 {{use of undeclared SSA value name}}
+  // expected-note@-2 {{to fix: correct the module there}}
 }
 
 // -----
@@ -34,11 +37,13 @@ func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
 func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
   return %undeclared : tensor<4xf32>
   // expected-error@above {{use of undeclared SSA value name}}
+  // expected-note@-2 {{to fix: correct the module there}}
 }
 
 // -----
 
-// expected-error@43 {{use of undeclared SSA value name}}
+// expected-error@48 {{use of undeclared SSA value name}}
+// expected-note@+2 {{to fix: correct the module there}}
 func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
   return %undeclared : tensor<4xf32>
 }
