@@ -61,6 +61,11 @@ _ROOMS: Final = (1.0, 1.2, 1.5, 2.0)
 
 _MOST_BUFFERS: Final = 3
 
+NONE_FITS_FIX: Final = (
+    "raise --budget, use more devices or a smaller batch, or allow more plans to be compiled with --compiles"
+)
+"""What to do where no plan fits once compiled."""
+
 Compile = Callable[[bytes], Compiled]
 """Compiles a module, given as bytecode; raises RHI-AOT-001 where the compiler refuses it."""
 
@@ -277,16 +282,22 @@ class Comparer:
             return RhinoError("RHI-AOT-001", self.candidates[0].why, fix="leave --aot out, or name another cluster")
         least = min(compiled, key=lambda one: one.peak_bytes)
         assert least.compiled
-        predicted = least.found.plan.predicted.peak_bytes[0]
         buffers = [f"{format_bytes(size)} hold {shapes}" for size, shapes in least.compiled.buffers[:_MOST_BUFFERS]]
         return RhinoError(
             "RHI-SOLVE-001",
-            f"no plan fits {format_bytes(self.budget_bytes)} once compiled: the least takes "
-            f"{format_bytes(least.peak_bytes)} ({least.compiled.compiler}), predicted {format_bytes(predicted)}",
+            none_fits_text(self.budget_bytes, least.row(), least.compiled.compiler),
             Place(least.found.plan.source.function),
             (*buffers, f"plans compiled: {len(compiled)}"),
-            "raise --budget, use more devices or a smaller batch, or allow more plans to be compiled with --compiles",
+            NONE_FITS_FIX,
         )
+
+
+def none_fits_text(budget_bytes: float, least: CompiledPlan, compiler: str) -> str:
+    """Returns in words that no plan fits, not even the one that takes least once compiled."""
+    return (
+        f"no plan fits {format_bytes(budget_bytes)} once compiled: the least takes "
+        f"{format_bytes(least.compiled_bytes or 0)} ({compiler}), predicted {format_bytes(least.predicted_bytes)}"
+    )
 
 
 def smaller_budget(predicted_bytes: float, compiled_bytes: float, budget_bytes: float) -> int:

@@ -103,6 +103,12 @@ class Compiles:
         return self.most - len(self.compiled)
 
     @property
+    def least(self) -> CompiledPlan | None:
+        """The plan that takes least once compiled; None where none was."""
+        rows = [row for row, _ in self.compiled if row.compiled_bytes is not None]
+        return min(rows, key=lambda row: row.compiled_bytes or 0, default=None)
+
+    @property
     def is_open(self) -> bool:
         """Whether one more of the search's own plans may be compiled."""
         fits = any(row.compiled_bytes and row.compiled_bytes <= self.budget_bytes for row, _ in self.compiled)

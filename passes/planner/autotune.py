@@ -19,6 +19,7 @@ from rhino.ir.cluster.cluster import load_cluster
 from rhino.ir.diagnostics import ExitCode, Place, RhinoError
 from rhino.ir.plan.plan import CompiledPlan
 from rhino.ir.units import fits_text, format_bytes
+from rhino.passes.planner.aot import NONE_FITS_FIX, none_fits_text
 from rhino.passes.planner.aot_parallel import Compiles
 from rhino.passes.planner.autotune_report import MadePlan, Report
 from rhino.passes.planner.evaluate import CONSTRAINTS, Setup, folded, make_space, pipeline_of, refusal
@@ -330,7 +331,12 @@ class _End(Generic[T]):
         return plan.step_s if compiled is None or compiled.compiled_s is None else compiled.compiled_s
 
     def none_fits(self) -> RhinoError:
-        """Returns the error where there is no plan: the step's own, where every configuration is refused with it."""
+        """Returns the error where there is no plan: the step's own, where every configuration is refused with it.
+
+        Where plans were compiled, and take too much, that is what it says.
+        """
+        if self.compiles and self.compiles.least:
+            return self.none_fits_compiled(self.compiles, self.compiles.least)
         refused = [*self.failed, *self.explored.refused]
         by_memory = any(one.by_memory for one in refused)
         # Those that need least memory come first, those whose need is not known come last.
@@ -342,6 +348,13 @@ class _End(Generic[T]):
             return RhinoError("RHI-SOLVE-001", what, Place(self.setup.file), notes, to_fit(given))
         no_plan = RhinoError("RHI-SOLVE-002", "no plan was found", Place(self.setup.file), notes, "leave more open")
         return self.refused_step([one.config for one in refused]) or no_plan
+
+    def none_fits_compiled(self, compiles: Compiles, least: CompiledPlan) -> RhinoError:
+        """Returns the error where plans were compiled, of which `least` takes least."""
+        what = none_fits_text(compiles.budget_bytes, least, compiles.compiler)
+        notes = [f"{one.config}: {one.why}" for one in self.failed[:MOST_NOTES]]
+        notes.append(f"plans compiled: {len(compiles.compiled)}")
+        return RhinoError("RHI-SOLVE-001", what, Place(self.setup.file), tuple(notes), NONE_FITS_FIX)
 
     def least_known(self, least: Refused) -> str:
         """Returns the least memory that any configuration is known to need, as words to follow the budget."""

@@ -8,7 +8,7 @@ from math import ceil
 from typing import Any, Final
 
 from rhino.ir.plan.plan import Alternative, Autotuning, Comparison, CompiledPlan, Plan
-from rhino.ir.units import format_seconds, peak_text
+from rhino.ir.units import format_bytes, format_seconds, peak_text
 from rhino.strategies.autotune.base import CutOff, Estimate, Explored, PlanConfig, Refused
 
 SHOWN: Final = 5
@@ -34,6 +34,11 @@ class MadePlan:
     def compiled_s(self) -> float | None:
         """The compiled step, None where nothing was compiled."""
         return None if self.compiled is None else self.compiled.compiled_s
+
+    @property
+    def compiled_bytes(self) -> int | None:
+        """What a device holds at most as it was compiled; None where that was not asked for."""
+        return None if self.compiled is None else self.compiled.compiled_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +91,9 @@ class Report:
             f"({_counts(self.explored)}){ended}",
         ]
         if self.compared and self.chosen.compiled_s is not None:
-            num = len(self.compared.plans)
-            lines.append(f"  {format_seconds(self.chosen.compiled_s)} once compiled, the best of {num} that were")
+            taken = format_bytes(self.chosen.compiled_bytes or 0)
+            found = f"{format_seconds(self.chosen.compiled_s)} and {taken} per device once compiled"
+            lines.append(f"  {found}, the best of {len(self.compared.plans)} that were")
         lines += [
             f"  compared with {count:,} equal layers in {self.groups} groups, whose layers share their shardings"
             for count in self.layers
@@ -97,7 +103,8 @@ class Report:
         if len(lost) > SHOWN:
             lines.append(f"  and {len(lost) - SHOWN} more that are slower")
         if cut_off := self.cut_off():
-            lines.append(f"  {len(cut_off)} were cut off before the end of their search:")
+            whose = "was cut off before the end of its" if len(cut_off) == 1 else "were cut off before the end of their"
+            lines.append(f"  {len(cut_off)} {whose} search:")
             lines += [f"    {_cut_name(other)}: {why}" for other, why in cut_off[:SHOWN]]
             if len(cut_off) > SHOWN:
                 lines.append(f"    and {len(cut_off) - SHOWN} more, from {format_seconds(cut_off[SHOWN][0].step_s)} on")
@@ -189,8 +196,8 @@ class Report:
             "budget_bytes": self.budget_bytes,
             "plan": _plan_json(one),
             "predicted_step_s": self.chosen.step_s,
-            **({} if self.chosen.compiled_s is None else {"compiled_step_s": self.chosen.compiled_s}),
             "predicted_peak_bytes": list(self.chosen.peak_bytes),
+            **_compiled_json(self.chosen),
             **_estimate_json(one),
             "bound_s": min(self.explored.bound_s, self.chosen.step_s),
             "is_complete": self.explored.is_complete,
@@ -205,6 +212,13 @@ class Report:
                 for config, bound_s in sorted(self.explored.passed_over.items())
             ],
         }
+
+
+def _compiled_json(chosen: MadePlan) -> dict[str, Any]:
+    """Returns the figures of a plan as it was compiled; nothing where it was not."""
+    if chosen.compiled_s is None:
+        return {}
+    return {"compiled_step_s": chosen.compiled_s, "compiled_peak_bytes": chosen.compiled_bytes}
 
 
 def _config_json(config: PlanConfig) -> dict[str, Any]:

@@ -25,8 +25,10 @@ from rhino.ir.mlir.bindings import ir, make_context
 from rhino.ir.mlir.manual import bytecode
 from rhino.ir.mlir.reader import read_module
 from rhino.ir.plan.files import load_plan
+from rhino.ir.plan.plan import CompiledPlan
 from rhino.passes.base import Remarks
 from rhino.passes.frontend.normalize import Normalize
+from rhino.passes.planner.aot_parallel import Compiles
 from rhino.passes.planner.autotune import Made, _End
 from rhino.passes.planner.evaluate import Evaluator, Setup, make_space
 from rhino.passes.planner.why import why_text
@@ -498,3 +500,19 @@ def test_a_refusal_names_what_needs_least_first():
     error = end.none_fits()
     assert error.what == "no plan is predicted to fit 100 B per device; the smallest plan that was found needs 110 B"
     assert [note.rpartition(" ")[2] for note in error.notes] == ["8", "2", "4", "1"]
+
+
+def test_a_refusal_after_compiles_is_of_what_was_compiled():
+    refused = Refused(PlanConfig(1, (4,), 8), "needs about 120 B", True, 0.0, 120.0)
+    failed = Refused(PlanConfig(1, (4,), 1), "too much once compiled", by_memory=True)
+    compiles = Compiles(lambda _: pytest.fail("nothing is compiled here"), 100, compiler="a compiler 1.0")
+    compiles.compiled = [
+        (CompiledPlan(name, "localized", 1.0, 90, step_s, size, "", 100), None)
+        for name, step_s, size in (("a", 1.0, 130), ("b", 1.0, 125), ("c", None, None))
+    ]
+    setup = Setup(b"", "step.mlir", "cpu4", 100.0, {})
+    end = _End(setup, Explored(outcomes=[refused]), lambda plan: Made(plan, 0.0, ()), compiles, failed=[failed])
+    error = end.none_fits()
+    assert error.what == "no plan fits 100 B once compiled: the least takes 125 B (a compiler 1.0), predicted 90 B"
+    assert error.notes == (f"{failed.config}: too much once compiled", "plans compiled: 3")
+    assert "--compiles" in error.fix
