@@ -52,11 +52,20 @@ class Compiler:
         """Returns what the compiler makes of a module, given as bytecode.
 
         Raises:
-            RhinoError: RHI-AOT-001 where the compiler refuses the module, or ends without a word.
+            RhinoError: RHI-AOT-001 where the compiler refuses the module, or ends without a word, or where its files
+                cannot be written.
         """
         key = hashlib.sha256(code).hexdigest()
         if key not in self.known:
-            self.known[key] = _compiled(code, self.target)
+            try:
+                self.known[key] = _compiled(code, self.target)
+            except OSError as error:
+                raise RhinoError(
+                    "RHI-AOT-001",
+                    f"{self.target.compiler} is not asked, for its files cannot be written in the folder for temporary "
+                    f"files (TMPDIR): {error}",
+                    fix="free some space there, or name another folder in TMPDIR",
+                ) from None
         return self.known[key]
 
 

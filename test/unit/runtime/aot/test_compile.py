@@ -73,6 +73,16 @@ def test_what_does_not_compile_is_refused_with_the_compilers_words():
         Compiler(target).compile(unequal)
 
 
+def test_files_that_cannot_be_written_are_said_with_the_folder(monkeypatch):
+    def full(**_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("rhino.runtime.aot.compile.tempfile.TemporaryDirectory", full)
+    with pytest.raises(RhinoError, match=r"RHI-AOT-001.*TMPDIR.*No space left on device") as caught:
+        Compiler(CompileTarget("cpu", "", (1,))).compile(b"")
+    assert "TMPDIR" in caught.value.fix
+
+
 def test_the_largest_buffers_are_read_of_the_memory_report():
     found = ((1610612736, "5\xd7f32[24,1,16,1024,1024]"), (402653184, "f32[24,4096,1024]"))
     assert largest_buffers(REPORT) == found
