@@ -123,6 +123,16 @@ class _Order:
 
     def gradients(self, is_weight: Sequence[bool], *, is_joined: bool) -> list[float | None]:
         """Returns the seconds in which what no product reads may be on its way, none where it is joined [values]."""
+        is_read, makers = self._read_by_products(), self._makers()
+        room = [0.0] * self.graph.num_ops if is_joined else self._room_behind(is_read)
+        found: list[float | None] = [None] * self.graph.num_values
+        for value, maker in enumerate(makers):
+            if not is_read[value] and not is_weight[value]:
+                found[value] = room[maker] if maker >= 0 else 0.0
+        return found
+
+    def _read_by_products(self) -> list[bool]:
+        """Returns what a product or a loop reads, however many ops lie between [values]."""
         is_read = [False] * self.graph.num_values
         for op in range(self.graph.num_ops - 1, -1, -1):
             results, is_product = self.graph.results(op), self.names[op] in (*_ORDERED, WHILE)
@@ -130,22 +140,25 @@ class _Order:
             for position, value in enumerate(self.operands[op]):
                 behind = [carried[position]] if carried else results  # of what a loop carries, what is read behind it
                 is_read[value] |= is_product or any(is_read[one] for one in behind)
-        maker, room = [-1] * self.graph.num_values, [0.0] * self.graph.num_ops
+        return is_read
+
+    def _makers(self) -> list[int]:
+        """Returns the last product or loop that each value follows from, -1 where none is [values]."""
+        makers = [-1] * self.graph.num_values
         for op, name in enumerate(self.names):
             for value in self.graph.results(op):
-                maker[value] = op
-                if name not in _ORDERED and name != WHILE:
-                    maker[value] = max((maker[one] for one in self.operands[op]), default=-1)
-        found: list[float | None] = [None] * self.graph.num_values
-        if not is_joined:
-            after: float | None = None
-            for op in range(self.graph.num_ops - 1, -1, -1):
-                if op in self.loop_of_end or self.names[op] == WHILE:
-                    after = self.until[op]
-                elif self.names[op] in _ORDERED and any(not is_read[value] for value in self.graph.results(op)):
-                    room[op] = (after - self.until[op + 1]) / self.times[op] if after is not None else 0.0
-                    after = self.until[op + 1]
-        for value in range(self.graph.num_values):
-            if not is_read[value] and not is_weight[value]:
-                found[value] = room[maker[value]] if maker[value] >= 0 else 0.0
-        return found
+                is_product = name in _ORDERED or name == WHILE
+                makers[value] = op if is_product else max((makers[one] for one in self.operands[op]), default=-1)
+        return makers
+
+    def _room_behind(self, is_read: Sequence[bool]) -> list[float]:
+        """Returns the seconds from each product that none reads to the next of its kind, or its loop's end [ops]."""
+        room = [0.0] * self.graph.num_ops
+        after: float | None = None
+        for op in range(self.graph.num_ops - 1, -1, -1):
+            if op in self.loop_of_end or self.names[op] == WHILE:
+                after = self.until[op]
+            elif self.names[op] in _ORDERED and any(not is_read[value] for value in self.graph.results(op)):
+                room[op] = (after - self.until[op + 1]) / self.times[op] if after is not None else 0.0
+                after = self.until[op + 1]
+        return room
