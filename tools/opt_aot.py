@@ -34,6 +34,8 @@ def compared(
         _say_missing(judged.missing, stderr)
     elif plan.compared:
         say_compared(plan.compared, stderr)
+    if judged.is_interrupted:
+        print("rhino-opt: interrupted: the plan is the best of those that were compiled before", file=stderr)
     return judged
 
 

@@ -107,7 +107,8 @@ class Judged:
     """The plan that is taken, and all that were compiled, in the order in which they were.
 
     `searched` is a plan by the user's own constraints alone: it has the program and the options that experts' plans are
-    for. Where nothing could be compiled, `missing` says what would be needed; the plan is then the search's own.
+    for. Where nothing could be compiled, `missing` says what would be needed; the plan is then the search's own. After
+    an interruption the plan is the best of those that were compiled before.
     """
 
     searched: Plan
@@ -115,6 +116,7 @@ class Judged:
     best: Candidate
     candidates: tuple[Candidate, ...]
     missing: str = ""
+    is_interrupted: bool = False
 
     def plan(self) -> Plan:
         """Returns the plan that is taken, with what became of all that were compiled."""
@@ -153,6 +155,7 @@ class Comparer:
     file: str = ""
     on_compile: Callable[[str], None] = lambda _: None
     candidates: list[Candidate] = field(default_factory=list)
+    is_interrupted: bool = False
     first: Found = field(init=False)
     mesh: Mesh = field(init=False)
     compile: Compile = field(init=False)
@@ -182,7 +185,8 @@ class Comparer:
             first_form(self.first.module, self.forms)  # raises why there is none
         if not fit:
             raise self.none_fits()
-        return Judged(self.first.plan, int(self.budget_bytes), fastest(fit), tuple(self.candidates))
+        every = tuple(self.candidates)
+        return Judged(self.first.plan, int(self.budget_bytes), fastest(fit), every, is_interrupted=self.is_interrupted)
 
     def uncompiled(self, missing: str) -> Judged:
         """Returns the plan as the search alone makes it. Raises what the search raises."""
@@ -216,7 +220,18 @@ class Comparer:
         return search(module, self.name, {**self.options, **options}, remarks, self.unsplit)
 
     def compare(self) -> None:
-        """Compiles experts' plans in the first form, then the fastest of all in the others."""
+        """Compiles experts' plans in the first form, then the fastest of all in the others.
+
+        An interruption ends it where a plan fits that was compiled before.
+        """
+        try:
+            self._compare()
+        except KeyboardInterrupt:
+            if not any(one.peak_bytes <= self.budget_bytes for one in self.candidates):
+                raise
+            self.is_interrupted = True
+
+    def _compare(self) -> None:
         graph, sizes = self.first.costs.plan.graph, self.mesh.shape
         for seed in expert_seeds(graph, sizes) if any(one.alias is not None for one in graph.arguments) else ():
             self.fitting(seed.name, seed, most=_EXPERTS_COMPILES)

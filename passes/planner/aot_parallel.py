@@ -92,6 +92,7 @@ class Compiles:
     on_compile: Callable[[str], None] = lambda _: None
     compiler: str = ""
     compiled: list[tuple[CompiledPlan, Candidate | None]] = field(default_factory=list)
+    is_interrupted: bool = False
     within: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -189,6 +190,7 @@ class Compiles:
         comparer.most = known + more
         comparer.on_compile = lambda what: self.on_compile(_named(name, what))
         compiles()
+        self.is_interrupted |= comparer.is_interrupted
         for one in comparer.candidates[known:]:
             self.compiler = one.compiled.compiler if one.compiled else self.compiler
             self.compiled.append((replace(one.row(), name=_named(name, one.name)), one))

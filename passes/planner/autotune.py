@@ -216,16 +216,23 @@ class _End(Generic[T]):
             except KeyboardInterrupt:
                 if self.best is None:
                     raise
-                self.explored.is_complete = False
+                self.explored.interrupt()
+                break
+            if self.compiles and self.explored.is_interrupted and self.best:
                 break
         for estimate in self.close(new):
             if self.best is None and (self.compiles is None or self.compiles.is_open):
                 self.take(estimate)
 
     def compare(self) -> None:
-        """Lets experts' plans compete with the best plan in one program, as far as compiles are left."""
-        if self.is_compared and self.one and self.one[0].compare:
+        """Lets experts' plans compete with the best plan in one program, as far as compiles are left.
+
+        After an interruption none are compiled any more; one that comes meanwhile ends it with what is known.
+        """
+        if self.compiles and self.is_compared and self.one and self.one[0].compare and not self.explored.is_interrupted:
             self.add(self.one[0].compare(), self.one[1].estimate)
+            if self.compiles.is_interrupted:
+                self.explored.interrupt()
 
     def found(self) -> tuple[Made[T], MadePlan]:
         """Returns the best that was made. Raises RHI-SOLVE-001 and -002 where nothing was."""

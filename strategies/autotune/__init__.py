@@ -77,7 +77,7 @@ def explore(
     except SpentError:
         trials.explored.is_complete = False
     except KeyboardInterrupt:
-        trials.explored.is_complete = False
+        trials.explored.interrupt()
         if not trials.explored.ranked:
             raise
     return trials.explored
@@ -121,7 +121,8 @@ def reopen(
     try:
         again = explore(space, evaluated, on_round, strategy, made_s=made_s)
     except KeyboardInterrupt:
-        again = Explored(made_s=made_s, is_complete=False)
+        again = Explored(made_s=made_s)
+        again.interrupt()
     outcomes = {one.config: one for one in (*explored.outcomes, *again.outcomes)}
     implied = {one.config: one for one in (*explored.implied, *again.implied) if one.config not in outcomes}
     passed_over = again.passed_over if again.is_complete else {**explored.passed_over, **again.passed_over}
@@ -132,6 +133,7 @@ def reopen(
         requested_by={**again.requested_by, **explored.requested_by},
         passed_over=passed_over,
         is_complete=explored.is_complete and again.is_complete,
+        is_interrupted=explored.is_interrupted or again.is_interrupted,
     )
 
 

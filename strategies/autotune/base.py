@@ -253,8 +253,9 @@ class Explored:
 
     `below_s` is a step from elsewhere: what is not below it is of no use; `made_s` that of the best plan whose programs
     were made, once there is one, which is then the step to beat in place of what plans are estimated at. `implied` are
-    configurations thatwere requested and are cut off by what another came to, `passed_over` families that ended with
-    nothing evaluated or by their bound.
+    configurations that were requested and are cut off by what another came to, `passed_over` families that ended with
+    nothing evaluated or by their bound. It is not complete where it was interrupted, or a strategy had spent all that
+    it may have planned.
     """
 
     below_s: float = inf
@@ -264,6 +265,11 @@ class Explored:
     requested_by: dict[PlanConfig, str] = field(default_factory=dict)
     passed_over: dict[PlanConfig, float] = field(default_factory=dict)
     is_complete: bool = True
+    is_interrupted: bool = False
+
+    def interrupt(self) -> None:
+        """Notes that the user has interrupted."""
+        self.is_complete, self.is_interrupted = False, True
 
     @property
     def ranked(self) -> list[Estimate]:

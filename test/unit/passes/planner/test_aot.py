@@ -230,3 +230,24 @@ def test_why_searches_within_what_a_plan_was_found_within():
     found = again(read_module(TEXT, "step.mlir", make_context()), plan).plan
     assert [one.dims for one in found.arguments] == [one.dims for one in plan.arguments]
     assert found.predicted.step_s == pytest.approx(plan.predicted.step_s)
+
+
+@pytest.mark.parametrize("after", [0, 1, 3])
+def test_an_interruption_leaves_the_best_of_what_was_compiled(after):
+    started = []
+
+    def interrupt(name):
+        if len(started) == after:
+            raise KeyboardInterrupt
+        started.append(name)
+
+    one = comparer(FakeCompiler())
+    one.on_compile = interrupt
+    if after:
+        judged = one.run()
+        assert judged.is_interrupted
+        assert judged.best in judged.candidates
+        assert len(judged.candidates) == after
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            one.run()

@@ -516,3 +516,16 @@ def test_a_refusal_after_compiles_is_of_what_was_compiled():
     assert error.what == "no plan fits 100 B once compiled: the least takes 125 B (a compiler 1.0), predicted 90 B"
     assert error.notes == (f"{failed.config}: too much once compiled", "plans compiled: 3")
     assert "--compiles" in error.fix
+
+
+def test_after_an_interruption_no_experts_plan_is_compiled():
+    estimate = Estimate(PlanConfig(1, (4,), 1), "", 1.0, 1.0, 1.0, 1.0, collectives_s=0.0, peak_bytes=(1.0,))
+    row = CompiledPlan("a", "localized", 1.0, 90, 1.0, 90, "", 100)
+    compiles = Compiles(lambda _: pytest.fail("nothing is compiled here"), 100)
+    made = Made("a", 1.0, (90.0,), row, compare=lambda: pytest.fail("an expert's plan is compiled"))
+    end = _End(Setup(b"", "step.mlir", "cpu4", 100.0, {}), Explored(outcomes=[estimate]), lambda _: made, compiles)
+    end.explored.interrupt()
+    end.make_best()
+    end.compare()
+    assert end.found()[0] is made
+    assert not end.explored.is_complete
