@@ -25,6 +25,11 @@ _FINE: Final = 1 << 30
 """In how many parts of a tick the price of a byte is told."""
 
 
+_MOST: Final = 1 << 62
+_ROOM: Final = 1 << 52
+"""What all prices of a cut may add up to, in 64 bits, and to what they are scaled down where it is more."""
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
     """Units by number, in program order.
@@ -111,6 +116,9 @@ class _Cut:
         """Returns the units that are recomputed at a price; as few as can be."""
         from ortools.graph.python import max_flow  # noqa: PLC0415 - slow to load, and only cuts need it
 
+        total = int(self.bytes.sum()) * per_byte + sum(self.ticks) * per_tick
+        if total > _MOST:
+            per_byte, per_tick = (max(1, price * _ROOM // total) if price else 0 for price in (per_byte, per_tick))
         priced = np.concatenate([self.bytes * per_byte, np.array(self.ticks, dtype=np.int64) * per_tick])
         endless = np.full(self.num_always, int(priced.sum()) + 1, dtype=np.int64)
         flow = max_flow.SimpleMaxFlow()

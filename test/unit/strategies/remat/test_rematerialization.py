@@ -3,6 +3,7 @@
 import functools
 import itertools
 import random
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -20,7 +21,7 @@ from rhino.passes.pipeline.rematerialize import Rematerialize
 from rhino.passes.textual_pipelines import build_pass_manager
 from rhino.runtime.executor.executable import compile_module
 from rhino.runtime.executor.inputs import InputRule, draw_inputs, nonnegative_arguments
-from rhino.strategies.remat.min_cut import Piece, frontier
+from rhino.strategies.remat.min_cut import Piece, cheapest, frontier
 from rhino.strategies.remat.remat_graph import Stash, Unit
 from rhino.strategies.remat.remat_segments import cut_in_pieces
 from rhino.strategies.remat.rematerialization import choose
@@ -52,6 +53,20 @@ def kept_bytes(late, num_bytes, units):
 
 def subsets(numbers):
     return itertools.chain.from_iterable(itertools.combinations(numbers, n) for n in range(len(numbers) + 1))
+
+
+@pytest.mark.parametrize("scale", [1, 1 << 10, 1 << 20, 1 << 40])
+def test_what_is_cheapest_is_so_for_bytes_of_any_size(scale):
+    """What all prices add up to is more than 64 bits hold."""
+    rng = random.Random(3)
+    for _ in range(20):
+        piece = random_piece(rng)
+        large = replace(piece, num_bytes=tuple(scale * size for size in piece.num_bytes))
+        units = [unit for unit in range(len(piece.seconds)) if piece.may_repeat[unit]]
+        choices = [some for count in range(len(units) + 1) for some in itertools.combinations(units, count)]
+        costs = {some: large.kept(some) + sum(piece.seconds[unit] for unit in some) for some in choices}
+        found = cheapest(large, 1.0)
+        assert costs[found] == pytest.approx(min(costs.values()), rel=1e-9)
 
 
 @pytest.mark.parametrize("seed", range(40))
