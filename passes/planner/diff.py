@@ -12,6 +12,7 @@ from rhino.ir.plan.instructions import Transfer
 from rhino.ir.plan.plan import Cost, Execution, Plan, Sharding, Tensor, common_name, dims_text, folded
 from rhino.ir.plan.step_memory import local_bytes
 from rhino.ir.units import PEAK, format_bytes, format_seconds
+from rhino.passes.planner.module_facts import ROW_LIMITS
 from rhino.passes.planner.plan_rows import collectives_by_task, new_results, total_counts
 from rhino.passes.planner.tables import differ, more, signed_bytes, signed_seconds
 
@@ -58,7 +59,12 @@ def _made_for(a: Plan, b: Plan) -> Iterator[str]:
     for arguments, then, now in donation_changes(a.arguments, b.arguments):
         yield f"argument {arguments}: {then} -> {now}"
     yield from changes_of(_asked(a), _asked(b))
-    yield from changes_of(a.options, b.options)
+    yield from changes_of(_options(a), _options(b))
+
+
+def _options(plan: Plan) -> dict[str, str]:
+    """Returns the options of a plan's passes but limits that the search itself has set."""
+    return {name: text for name, text in plan.options.items() if name not in ROW_LIMITS}
 
 
 def _asked(plan: Plan) -> dict[str, str]:

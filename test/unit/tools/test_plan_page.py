@@ -178,6 +178,11 @@ def test_a_peak_says_that_it_is_predicted(folder: Path, one: Plan, stages: Plan)
         assert not re.search(r"(?<!predicted )peak [0-9.]+ [KMG]?i?B", re.sub("<[^>]*>", "", text))
 
 
+def test_limits_that_the_search_has_set_are_no_difference(stages: Plan):
+    other = replace(stages, options={**stages.options, "rows": "5", "stage-rows": "6"})
+    assert diff_text(stages, other) == ""
+
+
 def test_names_are_escaped(one: Plan, stages: Plan):
     evil = "<script>alert('\"&')</script>"
     first, *others = one.arguments
