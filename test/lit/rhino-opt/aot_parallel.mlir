@@ -6,7 +6,7 @@
 // TWO-NEXT: plan form step times the best memory predicted
 // TWO-NEXT: * searched localized {{.*}} 1.00 {{.*}}
 // TWO-NEXT: 2 stages on 2 ranks of mesh x=2, 2 micro-batches, 1f1b: step
-// CHECK: ms and {{[0-9.]+ [KM]iB}} per device once compiled, the best of 4 that were
+// CHECK: s and {{[0-9.]+ [KM]iB}} per device once compiled, the best of 4 that were
 // CHECK: compiled by XLA:CPU of jaxlib {{.*}}:
 // CHECK-NEXT: plan form step times the best memory predicted
 // CHECK: * {{.*}} 1.00 {{.*}}
