@@ -1,7 +1,7 @@
-// A mean of each micro-batch: its sum counts for every micro-batch as if the others were alike. The moving average is
-// of the mean over micro-batches.
 // RUN: rhino-opt %s --micro-batches=4 --batch-statistics=per-part | filecheck %s
 // RUN: rhino-opt %s --micro-batches=4 --batch-statistics=per-part --verify-diagnostics --remarks-filter=statistic
+// A mean of each micro-batch: its sum counts for every micro-batch as if the others were alike. The moving average is
+// of the mean over micro-batches.
 
 // CHECK: stablehlo.while
 // CHECK: %[[H:.*]] = stablehlo.dot_general {{.*}} -> tensor<2x16xf32>
