@@ -23,6 +23,7 @@ from rhino.passes.pipeline.fold_layers import FoldLayers
 from rhino.passes.pipeline.micro_batch import MicroBatch
 from rhino.passes.pipeline.pipeline_stages import PipelineStages
 from rhino.passes.pipeline.rematerialize import Rematerialize, parse_remat
+from rhino.passes.pipeline.split_scans import SplitScans
 from rhino.passes.pipeline.split_stages import SplitStages
 from rhino.passes.sharding.choose_shardings import ChooseShardings
 from rhino.passes.sharding.localize import Localize
@@ -50,6 +51,7 @@ PASSES: Final[tuple[type[Pass], ...]] = (
     PipelineStages,
     Rematerialize,
     AnnotateSegments,
+    SplitScans,
     SplitStages,
     Strip,
 )

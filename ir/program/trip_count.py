@@ -32,6 +32,12 @@ def trip_count(loop: ir.OpView) -> int | None:
     return _count(start, bound, step, test.direction)
 
 
+def counter_of(loop: ir.OpView) -> int | None:
+    """Returns the number of the carried value by which a `stablehlo.while` counts how often it runs, or None."""
+    test = _test(loop.operation)
+    return test.counter if test is not None else None
+
+
 def _count(start: int, bound: int, step: int, direction: str) -> int | None:
     """Returns the least number of steps after which the test fails; None if it never does."""
     if direction == "NE":

@@ -1,0 +1,117 @@
+"""Where loops over layers are cut for a pipeline: how many of their iterations each stage gets.
+
+A step is a line of parts: what stands before the first loop, its iterations, what stands between it and the next, and
+so on. A part has what the forward pass does there and what the backward pass does, as both are on one stage. Of all
+cuts of this line in stages it is one whose largest stage is the smallest, and of these the most even one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+
+from rhino.ir.arrays import Bools, Floats, Ints
+from rhino.ir.graph.graph import Graph
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of the line: its seconds in all, and in how many equal pieces it can be cut."""
+
+    seconds: float
+    num_pieces: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayerLoops:
+    """The loops over the same layers, by the numbers of their ops, and how often they run.
+
+    The first of them is that of the forward pass.
+    """
+
+    ops: tuple[int, ...]
+    trips: int
+
+
+def cut_iterations(
+    graph: Graph, seconds: Floats, counted: Bools, loops: Sequence[LayerLoops], num_stages: int
+) -> list[list[int]]:
+    """Returns for each of `loops` the iterations at which it is cut, with 0 and the last: [0, 8, 16] are two pieces.
+
+    `loops` are in the order of their first ops.
+
+    Shapes: `seconds` [ops], of each op in a step; `counted` [ops], which of them stages share.
+    """
+    line = line_of(graph, np.where(counted, seconds, 0.0), loops)
+    total = sum(part.seconds for part in line)
+    fixed = [Part(one.seconds, max(1, int(one.seconds * num_stages / total))) if total else one for one in line[::2]]
+    line[::2] = fixed
+    borders = even_cut(line, num_stages)
+    return [[0, *(at for part, at in borders if part == 2 * number + 1), one.trips] for number, one in enumerate(loops)]
+
+
+def line_of(graph: Graph, seconds: Floats, loops: Sequence[LayerLoops]) -> list[Part]:
+    """Returns the parts of a step: 0, 2, ... are around loops, and 1, 3, ... are the loops.
+
+    An op stands behind the last loop that it follows from; one that follows from a loop of the backward pass, before
+    the first of these layers.
+    """
+    unit: Ints = np.arange(graph.num_ops)
+    for loop in graph.loops[::-1]:
+        unit[loop.op : loop.end + 1] = loop.op
+    forward = {one.ops[0]: number for number, one in enumerate(loops)}
+    back = {op: number for number, one in enumerate(loops) for op in one.ops[1:]}
+    behind, before = np.zeros(graph.num_ops, dtype=np.int64), np.full(graph.num_ops, len(loops), dtype=np.int64)
+    taken = [0.0] * (2 * len(loops) + 1)
+    for op in range(graph.num_ops):
+        own = int(unit[op])
+        for value in graph.operands(op).tolist():
+            made_by = int(graph.value_op[value])
+            if made_by >= 0:
+                behind[own] = max(behind[own], behind[unit[made_by]])
+                before[own] = min(before[own], before[unit[made_by]])
+        if own in forward:
+            behind[own] = max(behind[own], forward[own] + 1)
+        if own in back:
+            before[own] = min(before[own], back[own])
+    for op in range(graph.num_ops):
+        own = int(unit[op])
+        number = forward.get(own, back.get(own))
+        place = 2 * number + 1 if number is not None else 2 * int(min(behind[own], before[own]))
+        taken[place] += float(seconds[op])
+    return [Part(one, loops[number // 2].trips if number % 2 else 1) for number, one in enumerate(taken)]
+
+
+def even_cut(line: Sequence[Part], num_stages: int) -> list[tuple[int, int]]:
+    """Returns the borders between stages that lie inside of parts: the part, and behind how many of its pieces."""
+    places = [(number, piece) for number, part in enumerate(line) for piece in range(part.num_pieces)]
+    size = np.repeat([part.seconds / part.num_pieces for part in line], [part.num_pieces for part in line])
+    upto = np.concatenate([[0.0], np.cumsum(size)])
+    count = len(places)
+    least = np.full((num_stages + 1, count + 1), inf)  # the largest of so many stages of the first pieces
+    least[0, 0] = 0.0
+    for stage in range(1, num_stages + 1):
+        for end in range(count + 1):
+            least[stage, end] = np.maximum(least[stage - 1, : end + 1], upto[end] - upto[: end + 1]).min()
+    largest = least[num_stages, count] * (1 + ROUNDING)
+    squares = np.full((num_stages + 1, count + 1), inf)
+    came = np.zeros((num_stages + 1, count + 1), dtype=np.int64)
+    squares[0, 0] = 0.0
+    for stage in range(1, num_stages + 1):
+        for end in range(count + 1):
+            own = upto[end] - upto[: end + 1]
+            sums = np.where(own <= largest, squares[stage - 1, : end + 1] + own**2, inf)
+            came[stage, end] = int(sums.argmin())
+            squares[stage, end] = sums[came[stage, end]]
+    ends = [count]
+    for stage in range(num_stages, 0, -1):
+        ends.append(int(came[stage, ends[-1]]))
+    found = sorted({end for end in ends if 0 < end < count})
+    return [places[end] for end in found if places[end][1]]
+
+
+ROUNDING = 1e-9
+"""What sums of seconds may differ by."""
