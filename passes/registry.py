@@ -164,6 +164,8 @@ def _auto_parallel(options: Mapping[str, str]) -> tuple[Item, ...]:
     assert isinstance(micro, MicroBatch)
     begin = (
         Normalize(boundaries=stages.stages > 1),  # First: custom calls may stand in functions that are called.
+        # Before all else that reads loops, for each stage is to have its own.
+        *((SplitScans(stages.stages, leaves=True, cluster=stages.cluster),) if stages.stages > 1 else ()),
         rules,  # Before the batch is followed through them.
         # A loop of one trip would refuse what stands for the whole batch.
         *((micro,) if stages.stages > 1 or micro.num > 1 else ()),

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from rhino.plan import Plan as Plan
     from rhino.scopes import replicate as replicate
     from rhino.scopes import split as split
+    from rhino.split_array import SplitArray as SplitArray
+    from rhino.split_array import SplitSharding as SplitSharding
     from rhino.stage_boundary import stage_boundary as stage_boundary
 
 # Beside the imports above, which type checkers read; a test holds the two together.
@@ -61,6 +63,7 @@ _HOMES: Final = {
     "rhino.passes.sharding.strip": ("Strip",),
     "rhino.plan": ("Plan",),
     "rhino.scopes": ("replicate", "split"),
+    "rhino.split_array": ("SplitArray", "SplitSharding"),
     "rhino.stage_boundary": ("stage_boundary",),
 }
 _HOME_OF: Final = {name: home for home, names in _HOMES.items() for name in names}

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from rhino.ir.diagnostics import RhinoError
+from rhino.split_array import SplitArray
 
 Tree = Any
 """A pytree of arrays."""
@@ -23,6 +24,7 @@ Leaf = tuple[tuple[int, ...], Any]
 """Shape and dtype."""
 
 _NUMBERS: Final = (bool, int, float, complex)
+_ARRAYS: Final = (jax.Array, SplitArray)
 _POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -146,7 +148,7 @@ class CallShape:
         On several host devices, XLA would end the process for it (jaxlib 0.10.2).
         """
         for name, leaf in self.named_leaves(pieces):
-            if isinstance(leaf, jax.Array) and leaf.is_deleted():
+            if isinstance(leaf, _ARRAYS) and leaf.is_deleted():
                 raise RhinoError(
                     "RHI-JAX-007",
                     f"{name} of {self.name} is gone: it was donated to an earlier call, or deleted",
@@ -163,7 +165,7 @@ class CallShape:
         owners = [number for number, value in enumerate(pieces.values) for _ in jax.tree.leaves(value)]
         count = Counter(map(id, leaves))
         own = [
-            jnp.copy(leaf) if owner in donated and count[id(leaf)] > 1 and isinstance(leaf, jax.Array) else leaf
+            leaf.copy() if owner in donated and count[id(leaf)] > 1 and isinstance(leaf, _ARRAYS) else leaf
             for owner, leaf in zip(owners, leaves, strict=True)
         ]
         return replace(pieces, values=jax.tree.unflatten(tree, own))
@@ -250,6 +252,8 @@ def leaf_kind(leaf: object) -> Leaf:
     """Returns shape and dtype of a leaf, as JAX takes it. Raises TypeError for what is no array."""
     if isinstance(leaf, jax.core.Tracer):
         raise _TracedError
+    if isinstance(leaf, SplitArray):
+        return leaf.shape, leaf.dtype
     if not isinstance(leaf, jax.ShapeDtypeStruct):
         kind = jax.typeof(leaf)
         return kind.shape, kind.dtype

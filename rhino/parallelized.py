@@ -30,6 +30,7 @@ from rhino.pins import Pins, pin_texts
 from rhino.plan import Plan
 from rhino.plan_options import LEVEL, PlanOptions
 from rhino.runtime.distributed.jax_job import most_of_processes
+from rhino.split_array import whole
 from rhino.stage_programs import StagePrograms
 from rhino.state import make_state
 from rhino.strategies.pipeline.schedules import find_schedule
@@ -136,6 +137,8 @@ class Parallelized:
         entry = self._entry(pieces)
         self._shape.check_alive(pieces)
         own = self._shape.with_own_buffers(pieces)
+        if not isinstance(entry.program, StagePrograms):
+            own = replace(own, values=whole(own.values))
         entry = self._within_budget(entry, own)
         program = entry.program
         is_first = self._options.verify and program.key not in self._verified

@@ -20,6 +20,7 @@ from rhino.call import kind_name
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.plan.files import save_plan
+from rhino.ir.plan.leaves import leaf_groups
 from rhino.ir.plan.plan import Plan as PlanFacts
 from rhino.ir.plan.plan import Tensor, dims_between_calls
 from rhino.ir.program.proven_plan import load_proven_plan
@@ -33,6 +34,7 @@ from rhino.runtime.executor.devices import pick_devices
 from rhino.runtime.executor.executor import devices_of_ranks
 from rhino.runtime.executor.rank_program import RankDevices
 from rhino.source import program_of, program_text
+from rhino.split_array import SplitSharding
 from rhino.tools.files import write_file
 from rhino.tools.page_html import frame_html, page_html
 from rhino.traced import Traced
@@ -149,9 +151,11 @@ class Plan:
     def in_shardings(self) -> Any:  # noqa: ANN401 - a pytree
         """A sharding for every array of the arguments, on the mesh of its rank.
 
-        This is a tuple with a tree for each argument that is no constant.
+        This is a tuple with a tree for each argument that is no constant. A stack whose rows lie on several ranks has a
+        `rhino.SplitSharding`.
         """
-        return jax.tree.unflatten(known(self.trees, self.function).arguments, self._shardings(self.facts.arguments))
+        leaves = _by_leaf(self.facts.arguments, self.argument_shardings)
+        return jax.tree.unflatten(known(self.trees, self.function).arguments, leaves)
 
     @property
     def out_shardings(self) -> Any:  # noqa: ANN401 - a pytree
@@ -160,10 +164,16 @@ class Plan:
         It is on the mesh of the result's rank. A result that every process gets is replicated on the first rank of
         each.
         """
-        found = self._shardings(self.facts.results)
+        found = self._of_tensors(self.facts.results)
         if self.team is not None:
             found = [self.shared_sharding if number in self.shared else one for number, one in enumerate(found)]
-        return jax.tree.unflatten(known(self.trees, self.function).results, found)
+        leaves = _by_leaf(self.facts.results, found)
+        return jax.tree.unflatten(known(self.trees, self.function).results, leaves)
+
+    @property
+    def argument_shardings(self) -> list[NamedSharding]:
+        """The sharding of each argument of the programs: of a leaf that lies in pieces, that of each."""
+        return self._of_tensors(self.facts.arguments)
 
     def partition_specs(self) -> dict[str, PartitionSpec]:
         """Returns the partition spec of each argument by its path, on the mesh of its rank (`rank_of`)."""
@@ -225,9 +235,19 @@ class Plan:
     def _module(self) -> ir.Module:
         return program_of(self.traced, self.function)
 
-    def _shardings(self, tensors: Sequence[Tensor]) -> list[NamedSharding]:
+    def _of_tensors(self, tensors: Sequence[Tensor]) -> list[NamedSharding]:
         mesh = dict(self.axes)
         return [self.ranks[one.rank].sharding(dims_between_calls(one, mesh)) for one in tensors]
+
+
+def _by_leaf(tensors: Sequence[Tensor], shardings: Sequence[NamedSharding]) -> list[NamedSharding | SplitSharding]:
+    """Returns the sharding of each leaf."""
+    found: list[NamedSharding | SplitSharding] = []
+    for group in leaf_groups(tensors):
+        rows = [one for piece in group if (one := tensors[piece].rows) is not None]
+        own = [shardings[piece] for piece in group]
+        found.append(SplitSharding(tuple(rows), tuple(own)) if rows else own[0])
+    return found
 
 
 def partition_spec(tensor: Tensor, mesh: Mapping[str, int]) -> PartitionSpec:

@@ -15,6 +15,7 @@ from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.mlir.bindings import ir, make_context
 from rhino.ir.mlir.manual import bytecode
 from rhino.ir.plan.changes import check_current
+from rhino.ir.plan.leaves import leaf_groups
 from rhino.ir.plan.plan import SHARD, Plan, device_bytes, dims_between_calls
 from rhino.ir.units import PEAK, format_bytes
 from rhino.keywords import in_keywords
@@ -309,8 +310,9 @@ def _kept_bytes(traced: Traced, plan: Plan) -> tuple[int, ...]:
     """
     mesh, kept = dict(plan.mesh.axes), [0] * plan.num_ranks
     read = plan.read_arguments()
+    leaf_of = {piece: leaf for leaf, group in enumerate(leaf_groups(plan.arguments)) for piece in group}
     for number, one in enumerate(plan.arguments):
-        if number in traced.kept and number in read:
+        if leaf_of[number] in traced.kept and number in read:
             kept[one.rank] += device_bytes(one, mesh)
         if one.padded:
             kept[one.rank] += device_bytes(replace(one, dims=dims_between_calls(one, mesh)), mesh)

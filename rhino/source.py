@@ -14,6 +14,7 @@ from rhino.ir.mlir.bindings import ir, make_context
 from rhino.ir.mlir.boundary import Side, boundary_attributes, set_boundary_attributes
 from rhino.ir.mlir.donation import ALIAS, KEPT
 from rhino.ir.mlir.reader import entry_function, read_module
+from rhino.ir.plan.leaves import leaf_groups
 from rhino.ir.plan.plan import Tensor, kind_of
 from rhino.passes.planner.module_facts import Sides, Unsplit, boundary
 from rhino.traced import Traced, key_dims
@@ -78,12 +79,17 @@ def tensors(traced: Traced, module: ir.Module) -> Sides:
 def with_kinds(traced: Traced, sides: Sides) -> Sides:
     """Returns arguments and results with the dtypes and shapes that JAX shows."""
     arguments, results = (
-        tuple(_with_kind(one, aval) for one, aval in zip(side, avals, strict=True))
+        tuple(
+            _with_kind(side[piece], aval)
+            for group, aval in zip(leaf_groups(side), avals, strict=True)
+            for piece in group
+        )
         for side, avals in zip(sides, (traced.in_avals, traced.out_avals), strict=True)
     )
     return arguments, results
 
 
 def _with_kind(one: Tensor, aval: Any) -> Tensor:  # noqa: ANN401 - JAX's abstract array
-    num_bytes = one.num_bytes if one.padded else int(prod(aval.shape) * aval.dtype.itemsize)
-    return replace(one, kind=kind_of(aval.dtype, aval.shape), num_bytes=num_bytes)
+    shape = aval.shape if one.rows is None else (one.rows[1] - one.rows[0], *aval.shape[1:])
+    num_bytes = one.num_bytes if one.padded else int(prod(shape) * aval.dtype.itemsize)
+    return replace(one, kind=kind_of(aval.dtype, shape), num_bytes=num_bytes)

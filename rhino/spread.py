@@ -42,7 +42,7 @@ class Spread:
         self.step, copies = with_copies(self._execution.step, plan.shared, tuple(readers.values()))
         self.lasting = _lasting(self._execution.step, team)
         self._plan = plan
-        self._wanted = jax.tree.leaves(plan.in_shardings)
+        self._wanted = plan.argument_shardings
         self._ranks = [one.rank for one in plan.facts.arguments]
         process = jax.process_index()
         self._absent: dict[int, Handler] = {}

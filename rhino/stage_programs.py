@@ -11,10 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from rhino.call import Key, leaf_kind
+from rhino.ir.plan.leaves import leaf_groups, leaf_tensors
 from rhino.jit_program import Getter, NewShapesError
 from rhino.plan import Plan
 from rhino.runtime.executor.executable import weakly_typed
 from rhino.runtime.executor.executor import Argument, Executor
+from rhino.split_array import SplitArray
 from rhino.spread import Spread
 from rhino.traced import Traced
 
@@ -33,7 +35,10 @@ class StagePrograms:
         self.key: Key = traced.key
         self.in_shardings: tuple[Any, ...] = plan.in_shardings
         self._traced = traced
-        given, made = ([one.num_key_dims for one in side] for side in (plan.facts.arguments, plan.facts.results))
+        arguments, results = plan.facts.arguments, plan.facts.results
+        given, made = ([one.num_key_dims for one in side] for side in leaf_tensors(arguments, results))
+        self._given = [[arguments[piece].rows for piece in group] for group in leaf_groups(arguments)]
+        self._made = leaf_groups(results)
         execution, self._kept = plan.facts.execution, plan.facts.predicted.kept_bytes
         assert execution is not None, "it is a plan of stage programs"
         self._kinds = [(*kind, bool(words)) for kind, words in zip(traced.key.leaves, given, strict=True)]
@@ -55,19 +60,26 @@ class StagePrograms:
         leaves, tree = jax.tree.flatten(values)
         if tree != self.key.tree:
             raise NewShapesError
-        taken = leaves if self._spread is None else self._spread.taken(leaves)
-        arguments = [_stored(leaf, *kind) for leaf, kind in zip(taken, self._kinds, strict=True)]
-        results, result_ids = _each_once(self._executor.run(arguments))
-        for number in self._donated:
-            leaf = leaves[number]
-            if isinstance(leaf, jax.Array) and id(arguments[number]) not in result_ids and not leaf.is_deleted():
-                leaf.delete()  # it was sent, or moved first: its buffer could not be taken over
+        pieces = [
+            _pieces(_stored(leaf, *kind), rows)
+            for leaf, kind, rows in zip(leaves, self._kinds, self._given, strict=True)
+        ]
+        arguments = [one for each in pieces for one in each]
         if self._spread is not None:
-            results = self._spread.completed(results)
+            arguments = self._spread.taken(arguments)
+        made, result_ids = _each_once(self._executor.run(arguments))
+        for number in self._donated:
+            for leaf, argument in zip(_arrays(leaves[number]), pieces[number], strict=False):
+                if id(argument) not in result_ids and not leaf.is_deleted():
+                    leaf.delete()  # it was sent, or moved first: its buffer could not be taken over
+        if self._spread is not None:
+            made = self._spread.completed(made)
+        results: list[Any] = [_joined([made[piece] for piece in group]) for group in self._made]
         for number, implementation in self._keys.items():
-            results[number] = jax.random.wrap_key_data(results[number], impl=implementation)
+            results[number] = jax.random.wrap_key_data(jnp.asarray(results[number]), impl=implementation)
         for number in self._weak:
-            results[number] = weakly_typed(results[number])
+            if isinstance(results[number], jax.Array):
+                results[number] = weakly_typed(results[number])
         return jax.tree.unflatten(self._traced.out_tree, results)
 
     def compiled_bytes(self, _values: tuple[Any, ...]) -> int:
@@ -82,11 +94,38 @@ class StagePrograms:
         return values
 
 
-def _stored(leaf: Any, shape: tuple[int, ...], dtype: Any, is_key: bool) -> Argument:  # noqa: ANN401 - a leaf, and its dtype
+def _pieces(leaf: Argument | SplitArray, rows: Sequence[tuple[int, int] | None]) -> Sequence[Argument]:
+    """Returns the arguments that a leaf is, for the rows of each; None is for all rows."""
+    if isinstance(leaf, SplitArray):
+        if leaf.rows == tuple(rows):
+            return leaf.pieces
+        leaf = np.asarray(leaf)
+    if rows[0] is None or leaf is None:
+        return (leaf,)
+    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable and leaf.is_fully_replicated:
+        leaf = leaf.addressable_data(0)
+    return [leaf[one[0] : one[1]] for one in rows if one is not None]
+
+
+def _arrays(leaf: Any) -> Sequence[jax.Array]:  # noqa: ANN401 - a leaf
+    """Returns JAX's arrays of a leaf."""
+    return leaf.pieces if isinstance(leaf, SplitArray) else (leaf,) if isinstance(leaf, jax.Array) else ()
+
+
+def _joined(pieces: Sequence[Any]) -> Any:  # noqa: ANN401 - arrays
+    """Returns the leaf that pieces are."""
+    return pieces[0] if len(pieces) == 1 else SplitArray(pieces)
+
+
+def _stored(leaf: Any, shape: tuple[int, ...], dtype: Any, is_key: bool) -> Argument | SplitArray:  # noqa: ANN401 - a leaf, and its dtype
     """Returns a leaf as the executor takes it: typed keys as their words.
 
     Raises NewShapesError for another, or a dead one.
     """
+    if isinstance(leaf, SplitArray):
+        if leaf.shape != shape or leaf.dtype != dtype or leaf.is_deleted():
+            raise NewShapesError
+        return leaf
     if not isinstance(leaf, jax.Array):
         if leaf_kind(leaf) != (shape, dtype):
             raise NewShapesError

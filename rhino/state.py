@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 from rhino.call import CallShape, Tree, kind_name
 from rhino.entry import Entry
 from rhino.ir.diagnostics import RhinoError
+from rhino.split_array import SplitArray, SplitSharding
 
 
 def make_state(
@@ -54,35 +56,60 @@ def make_state(
     for part, number, one in zip(parts, numbers, chosen, strict=True):
         _check(part, kinds[one], shape.title(number), shape.name, _name(init_fn))
     shardings = jax.tree.leaves([entry.program.in_shardings[one] for one in chosen])
-    leaves: list[Any] = [None] * len(shardings)
-    for mesh in dict.fromkeys(one.mesh for one in shardings):
-        own = [number for number, one in enumerate(shardings) if one.mesh == mesh]
+    wanted = [want for number, sharding in enumerate(shardings) for want in _wanted(number, sharding)]
+    found: dict[_Rows, jax.Array] = {}
+    for mesh in dict.fromkeys(want.sharding.mesh for want in wanted):
+        assert isinstance(mesh, Mesh), "a plan has devices"
+        own = [want for want in wanted if want.sharding.mesh == mesh]
         if jax.process_index() not in {device.process_index for device in mesh.devices.flat}:
-            for number in own:
-                leaves[number] = _absent(jax.tree.leaves(made)[number], shardings[number])
+            found |= {want: _absent(jax.tree.leaves(made)[want.leaf], want) for want in own}
             continue
-        here = _moved((args, kwargs), mesh) if len(own) < len(shardings) else (args, kwargs)
-        for number, leaf in zip(own, _make(init_fn, own, [shardings[number] for number in own], here), strict=True):
-            leaves[number] = leaf
+        here = _moved((args, kwargs), mesh) if len(own) < len(wanted) else (args, kwargs)
+        found |= zip(own, _make(init_fn, own, here), strict=True)
+    leaves = [
+        SplitArray([found[want] for want in wanted if want.leaf == number])
+        if isinstance(sharding, SplitSharding)
+        else next(found[want] for want in wanted if want.leaf == number)
+        for number, sharding in enumerate(shardings)
+    ]
     return jax.tree.unflatten(jax.tree.structure(made), leaves)
 
 
-def _make(
-    init_fn: Callable[..., Any], numbers: Sequence[int], shardings: Sequence[NamedSharding], given: Tree
-) -> list[jax.Array]:
-    """Returns some leaves of what `init_fn` gives, made on the devices of one mesh; nothing else is computed there."""
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Some rows of a leaf, all where `rows` is None, and where they are to be."""
+
+    leaf: int
+    rows: tuple[int, int] | None
+    sharding: NamedSharding
+
+    def of(self, leaf: Any) -> Any:  # noqa: ANN401 - an array
+        """Returns the rows of a leaf."""
+        return leaf if self.rows is None else leaf[self.rows[0] : self.rows[1]]
+
+
+def _wanted(leaf: int, sharding: NamedSharding | SplitSharding) -> list[_Rows]:
+    """Returns what is to be made of a leaf."""
+    if isinstance(sharding, SplitSharding):
+        return [_Rows(leaf, rows, own) for rows, own in zip(sharding.rows, sharding.shardings, strict=True)]
+    return [_Rows(leaf, None, sharding)]
+
+
+def _make(init_fn: Callable[..., Any], wanted: Sequence[_Rows], given: Tree) -> list[jax.Array]:
+    """Returns some rows of what `init_fn` gives, made on the devices of one mesh; nothing else is computed there."""
 
     def some(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         leaves = jax.tree.leaves(init_fn(*args, **kwargs))
-        return [leaves[number] for number in numbers]
+        return [one.of(leaves[one.leaf]) for one in wanted]
 
-    made: list[jax.Array] = jax.jit(some, out_shardings=list(shardings))(*given)
+    made: list[jax.Array] = jax.jit(some, out_shardings=[one.sharding for one in wanted])(*given)
     return made
 
 
-def _absent(kind: Any, sharding: NamedSharding) -> jax.Array:  # noqa: ANN401 - anything with shape and dtype
+def _absent(kind: Any, wanted: _Rows) -> jax.Array:  # noqa: ANN401 - anything with shape and dtype
     """Returns an array that other processes hold."""
-    return jax.make_array_from_single_device_arrays(kind.shape, sharding, [], dtype=kind.dtype)
+    shape = kind.shape if wanted.rows is None else (wanted.rows[1] - wanted.rows[0], *kind.shape[1:])
+    return jax.make_array_from_single_device_arrays(shape, wanted.sharding, [], dtype=kind.dtype)
 
 
 def _moved(given: Tree, mesh: Mesh) -> Tree:

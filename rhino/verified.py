@@ -21,10 +21,12 @@ from rhino.ir.diagnostics import RhinoError
 from rhino.ir.mlir.bindings import make_context
 from rhino.ir.mlir.reader import read_module
 from rhino.ir.mlir.shardings import module_mesh
+from rhino.ir.plan.leaves import leaf_tensors
 from rhino.planner import annotated_module
 from rhino.runtime.executor.compare import coarsest_tolerance, difference
 from rhino.runtime.executor.executable import Host
 from rhino.runtime.executor.signature import Value
+from rhino.split_array import SplitArray, whole
 from rhino.tools.first_difference import Verdict, check_verified, first_difference
 from rhino.traced import Traced
 
@@ -79,7 +81,7 @@ def check_step(expected: Expected, result: Any, entry: Entry, op_rules: str) -> 
     plan = entry.plan
     assert plan.traced is not None
     tolerance = coarsest_tolerance(read_module(plan.traced.code, plan.traced.name, make_context()))
-    names = [one.path for one in plan.facts.results]
+    names = [one.path for one in leaf_tensors(plan.facts.arguments, plan.facts.results)[1]]
     found = [
         difference(Value(number, name, want.shape, want.dtype, want.shape, want.shape), got, want, tolerance)
         for number, (name, got, want) in enumerate(zip(names, _hosts(result), expected.results, strict=True))
@@ -113,7 +115,7 @@ def _on_one_device(step: Callable[..., Any], values: tuple[Any, ...], entry: Ent
         size = needed.argument_size_in_bytes + needed.output_size_in_bytes + needed.temp_size_in_bytes
         if size > stats["bytes_limit"] - stats.get("bytes_in_use", 0):
             return None
-    return compiled(*jax.device_put(values, place))
+    return compiled(*jax.device_put(whole(values), place))
 
 
 def _first_device(entry: Entry) -> jax.Device:
@@ -140,6 +142,8 @@ def _hosts(tree: Any) -> list[Host]:  # noqa: ANN401 - a pytree
 
 
 def _host(leaf: Any) -> Host:  # noqa: ANN401 - a leaf
+    if isinstance(leaf, SplitArray):
+        return np.asarray(leaf)
     array = jnp.asarray(leaf)
     if jnp.issubdtype(array.dtype, jax.dtypes.extended):
         array = jax.random.key_data(array)

@@ -15,7 +15,7 @@ import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -25,6 +25,7 @@ import numpy as np
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.graph.elements import DTYPES
 from rhino.ir.plan.instructions import Feed, Fetch, Layout
+from rhino.ir.plan.leaves import leaf_groups, leaf_tensors
 from rhino.ir.plan.plan import Execution, Plan, Tensor
 from rhino.ir.plan.timeline import Timeline, render
 from rhino.ir.program.proven_plan import load_proven_plan
@@ -85,7 +86,8 @@ def run_plan(options: Namespace, original: Callable[[Signature], Executable], st
             steps, events = _launched(plan, options, stack)
         else:
             steps, events = _here(plan, execution, options, inputs, stack)
-        _report(steps, signature, expected, options, stdout)
+        whole = (replace(step, results=_leaves(plan, step.results)) for step in steps)
+        _report(whole, signature, expected, options, stdout)
         if options.trace:
             _write_trace(Path(options.trace), events(), simulated)
 
@@ -103,16 +105,17 @@ def _executed(path: str) -> tuple[Plan, Execution]:
 def signature_of(plan: Plan) -> Signature:
     """Returns the signature of a plan: its arguments and results.
 
-    An argument that nothing reads is an array as well, of which only the shape matters.
+    An argument that nothing reads is an array as well, of which only the shape matters. What lies in pieces is whole.
     """
     assert plan.execution is not None, "it is a plan of programs"
     step = plan.execution.step
     fed = {one.argument: step.slots[one.target].layout for one in step.instructions if isinstance(one, Feed)}
     fetched = {one.result: step.slots[one.source].layout for one in step.instructions if isinstance(one, Fetch)}
+    given, made = leaf_tensors(plan.arguments, plan.results)
     names = {text: name for name, text in DTYPES.items()}
 
     def value(index: int, one: Tensor, layout: Layout | None) -> Value:
-        shape = layout.shape if layout else one.shape
+        shape = (*one.shape, *layout.shape[len(one.shape) :]) if layout else one.shape
         dtype = array_dtype(layout.dtype if layout else names.get(one.dtype, one.dtype))
         if dtype is None:
             raise RhinoError(
@@ -122,11 +125,28 @@ def signature_of(plan: Plan) -> Signature:
             )
         return Value(index, one.path, shape, dtype, shape, shape)
 
-    arguments = tuple(value(i, one, fed.get(i)) for i, one in enumerate(plan.arguments))
-    results = tuple(value(i, one, fetched.get(i)) for i, one in enumerate(plan.results))
-    return Signature(
-        arguments, results, {i: one.alias for i, one in enumerate(plan.arguments) if one.alias is not None}
-    )
+    first_given, first_made = ([group[0] for group in leaf_groups(side)] for side in (plan.arguments, plan.results))
+    arguments = tuple(value(i, one, fed.get(first_given[i])) for i, one in enumerate(given))
+    results = tuple(value(i, one, fetched.get(first_made[i])) for i, one in enumerate(made))
+    return Signature(arguments, results, {i: one.alias for i, one in enumerate(given) if one.alias is not None})
+
+
+def _pieces(plan: Plan, leaves: Mapping[int, Host]) -> dict[int, Host]:
+    """Returns the arguments that some leaves are, by number: of a leaf that lies in pieces, the rows of each."""
+    groups, found = leaf_groups(plan.arguments), dict[int, Host]()
+    for number, value in leaves.items():
+        for piece in groups[number]:
+            rows = plan.arguments[piece].rows
+            found[piece] = value if rows is None else value[rows[0] : rows[1]]
+    return found
+
+
+def _leaves(plan: Plan, results: Mapping[int, Host]) -> dict[int, Host]:
+    """Returns the results of a step by leaf, each whole."""
+    return {
+        number: results[group[0]] if len(group) == 1 else np.concatenate([results[piece] for piece in group])
+        for number, group in enumerate(leaf_groups(plan.results))
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,18 +164,20 @@ class _Inputs:
         return _Inputs(draw_inputs(signature, rule, given), fresh)
 
 
-def _steps(executor: Executor, signature: Signature, inputs: _Inputs, num_steps: int) -> Iterator[RanStep]:
-    arguments: list[Argument] = list(inputs.values)
+def _steps(executor: Executor, plan: Plan, inputs: _Inputs, num_steps: int) -> Iterator[RanStep]:
+    """Yields each step when it has ended, with its results as the plan has them: in pieces."""
+    arguments: list[Argument] = [*_pieces(plan, dict(enumerate(inputs.values))).values()]
     for number in range(num_steps):
         start_s = time.perf_counter()
         results = executor.run(arguments)
         executor.wait()
         time_s = time.perf_counter() - start_s
         yield RanStep(number, time_s, {i: np.array(array) for i, array in enumerate(results) if array is not None})
-        for index, value in (inputs.fresh(number + 1) if inputs.fresh else {}).items():
+        for index, value in _pieces(plan, inputs.fresh(number + 1) if inputs.fresh else {}).items():
             arguments[index] = value
-        for argument, result in signature.feedback.items():
-            arguments[argument] = results[result]
+        for index, one in enumerate(plan.arguments):
+            if one.alias is not None:
+                arguments[index] = results[one.alias]
 
 
 # In one process
@@ -168,7 +190,7 @@ def _here(
     devices = devices_of_ranks(execution.step, pick_devices(plan.num_devices))
     executor = stack.enter_context(Executor(execution.step, execution.modules, devices, recorder=recorder))
     stack.enter_context(Watchdog(executor, options.stall_limit))
-    return _steps(executor, signature_of(plan), inputs, options.steps), lambda: _events(recorder)
+    return _steps(executor, plan, inputs, options.steps), lambda: _events(recorder)
 
 
 def _events(recorder: Recorder | None) -> list[Event]:
@@ -229,7 +251,7 @@ def _run_part(plan: Plan, execution: Execution, options: Namespace) -> None:
         Executor(execution.step, execution.modules, devices, transport, recorder=recorder) as executor,
         Watchdog(executor, options.stall_limit, job),
     ):
-        for step in _steps(executor, signature, _Inputs.of(execution, signature, options), options.steps):
+        for step in _steps(executor, plan, _Inputs.of(execution, signature, options), options.steps):
             named: dict[str, Any] = {
                 "time_s": np.float64(step.time_s),
                 **{str(i): array for i, array in step.results.items()},

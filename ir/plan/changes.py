@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Final
 
 from rhino.ir.diagnostics import RhinoError
+from rhino.ir.plan.leaves import leaf_tensors
 from rhino.ir.plan.plan import Plan, Source, Tensor, common_name, folded
 
 _SHOWN: Final = 8
@@ -26,6 +27,8 @@ def check_current(
             if not line.startswith("@@")
         )
         raise _stale(f"the plan of {plan.source.function} was made for another cluster", islice(lines, 2, None))
+    arguments, results = leaf_tensors(plan.arguments, plan.results)
+    plan = replace(plan, arguments=arguments, results=results)
     if source.normal_sha256 == plan.source.normal_sha256:
         is_same = True  # As it was traced it may differ: JAX numbers functions by what it has traced before.
     else:

@@ -27,7 +27,7 @@ from rhino.ir.graph.spec import dim_axes, partial_axes
 from rhino.ir.plan.instructions import Feed, Step
 from rhino.ir.units import format_bytes
 
-_NUMBER: Final = re.compile(r"\[\d+\]|(?<=[A-Za-z_])\d+(?=\b|_)")
+_NUMBER: Final = re.compile(r"\[\d+(?::\d+)?\]|(?<=[A-Za-z_])\d+(?=\b|_)")
 
 Dims = tuple[tuple[str, ...], ...]
 """The axes that split each dim of a tensor, outermost first."""
@@ -41,7 +41,8 @@ class Tensor:
     has dims behind the key's own. `alias` is the result that is placed as an argument is, and is that argument in the
     next step; None on a result. `is_kept` says that such an argument is not donated, so the caller keeps it. `padded`
     is the shape in which it is stored, with zeros behind its own elements; empty where that is its own. `num_bytes` are
-    those that are stored, on all devices of the rank together where nothing is replicated.
+    those that are stored, on all devices of the rank together where nothing is replicated. Of a leaf that lies in
+    pieces a tensor has `rows`, from the first to behind the last; its path ends with them, as in `params['up'][0:2]`.
     """
 
     path: str
@@ -52,6 +53,12 @@ class Tensor:
     alias: int | None = None
     padded: tuple[int, ...] = ()
     is_kept: bool = False
+    rows: tuple[int, int] | None = None
+
+    @property
+    def leaf(self) -> str:
+        """The pytree path of the leaf that it is, or is some rows of."""
+        return self.path if self.rows is None else self.path.removesuffix(rows_text(self.rows))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -183,8 +190,8 @@ class Execution:
     """What the executor runs: a step's instructions, and its programs' texts by their names in the step.
 
     `run_s` and `temp_bytes` are predicted of a run of each program, on a device; transfers between ranks take
-    `link_latency_s` and their bytes over `link_bytes_per_s`. Of `nonnegative_arguments`, by number, no element may be
-    drawn below 0.
+    `link_latency_s` and their bytes over `link_bytes_per_s`. Of the leaves `nonnegative_arguments`, by number, no
+    element may be drawn below 0.
     """
 
     step: Step
@@ -369,6 +376,11 @@ class Plan:
             return f"one program on mesh {self.mesh}{batches if count > 1 else ''}"
         ranks = f"{self.num_ranks} rank{'s' if self.num_ranks != 1 else ''}"
         return f"{self.num_stages} stages on {ranks} of mesh {self.mesh}{batches}, {self.schedule}"
+
+
+def rows_text(rows: tuple[int, int]) -> str:
+    """Returns how the path of some rows of a leaf ends."""
+    return f"[{rows[0]}:{rows[1]}]"
 
 
 def kind_of(dtype: object, shape: Sequence[int]) -> str:

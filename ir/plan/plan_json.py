@@ -31,6 +31,7 @@ from rhino.ir.plan.json_values import (
     texts_of,
     words_of,
 )
+from rhino.ir.plan.leaves import leaf_groups
 from rhino.ir.plan.plan import (
     AUTOTUNE,
     SHARD,
@@ -50,6 +51,7 @@ from rhino.ir.plan.plan import (
     Source,
     Tensor,
     Work,
+    rows_text,
 )
 from rhino.ir.plan.step_json import mesh_of
 
@@ -61,8 +63,8 @@ _OLD: Final = ("rhino-spmd-plan", 1, 2)
 _FIX: Final = "make the plan again, with Plan.save, or rhino-opt --auto-shard or --auto-parallel and --plan"
 _DIGEST: Final = "sha256"
 
-_USUAL: Final[tuple[Any, ...]] = (0, None, [], False)
-"""Rank, alias, padded shape and `is_kept` of most tensors: left out at the end of a row."""
+_USUAL: Final[tuple[Any, ...]] = (0, None, [], False, None)
+"""Rank, alias, padded shape, `is_kept` and rows of most tensors: left out at the end of a row."""
 
 _Record = TypeVar("_Record")
 
@@ -255,7 +257,7 @@ def _compiled_plan(*row: Any) -> CompiledPlan:  # noqa: ANN401 - as JSON has it
 def _tensor_row(one: Tensor) -> list[Any]:
     """Returns a row without what at its end is the same for most tensors."""
     row = [one.path, one.kind, [list(axes) for axes in one.dims], one.num_bytes]
-    row += [one.rank, one.alias, list(one.padded), one.is_kept]
+    row += [one.rank, one.alias, list(one.padded), one.is_kept, list(one.rows) if one.rows else None]
     while len(row) > 4 and row[-1] == _USUAL[len(row) - 5]:
         row.pop()
     return row
@@ -263,7 +265,7 @@ def _tensor_row(one: Tensor) -> list[Any]:
 
 def _tensor(row: list[Any]) -> Tensor:
     path, kind, dims, num_bytes, *more = list_of(row)
-    rank, alias, padded, is_kept = *more, *_USUAL[len(more) :]
+    rank, alias, padded, is_kept, rows = *more, *_USUAL[len(more) :]
     return Tensor(
         text_of(path),
         text_of(kind),
@@ -273,7 +275,13 @@ def _tensor(row: list[Any]) -> Tensor:
         None if alias is None else number_of(alias),
         numbers_of(padded),
         flag_of(is_kept),
+        None if rows is None else _span_of(rows),
     )
+
+
+def _span_of(value: Any) -> tuple[int, int]:  # noqa: ANN401 - any JSON value
+    start, stop = numbers_of(value)
+    return start, stop
 
 
 def _result_rows(plan: Plan) -> list[list[Any]]:
@@ -405,6 +413,11 @@ def _check(plan: Plan) -> None:
             raise ValueError(f"{one.path!r} is {one}")
         if unknown := {axis for axes in one.dims for axis in axes} - set(plan.mesh.names):
             raise ValueError(f"{one.path!r} is split along {sorted(unknown)}, and the mesh is {plan.mesh}")
+        if one.rows and (not one.path.endswith(rows_text(one.rows)) or one.shape[0] != one.rows[1] - one.rows[0]):
+            raise ValueError(f"{one.path!r} is not rows {one.rows[0]} to {one.rows[1]} of a leaf")
+    for side in (plan.arguments, plan.results):
+        if any((rows := side[group[0]].rows) and rows[0] for group in leaf_groups(side)):
+            raise ValueError("a leaf in pieces lacks its first rows")
     _check_aliases(plan)
     if plan.execution:
         _check_execution(plan, plan.execution)

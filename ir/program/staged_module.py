@@ -27,8 +27,10 @@ from rhino.ir.mlir.boundary import Attributes, Side, boundary_attributes, entrie
 from rhino.ir.mlir.donation import ALIAS, KEPT
 from rhino.ir.mlir.shardings import SHARDING, module_mesh
 from rhino.ir.plan.instructions import Layout, Phase, StepProgram
+from rhino.ir.plan.plan import rows_text
 from rhino.ir.plan.stage_programs import PARTS, Argument, StagedStep, StageProgram
 from rhino.ir.program.accumulation import MICRO_BATCHES
+from rhino.ir.program.leaf_rows import rows_in
 from rhino.ir.program.program import argument_name
 
 NUM_STAGES: Final = "rhino.num_stages"
@@ -71,7 +73,12 @@ def is_staged(module: ir.Operation) -> bool:
 
 def argument_names(entry: func.FuncOp) -> list[str]:
     """Returns the names of the step's arguments, each of its own."""
-    names = [argument_name(value, number) for number, value in enumerate(entry.arguments)]
+    names = [
+        argument_name(value, number) + (rows_text(rows) if (rows := rows_in(attributes)) else "")
+        for number, (value, attributes) in enumerate(
+            zip(entry.arguments, boundary_attributes(entry, "arg"), strict=True)
+        )
+    ]
     count = Counter(names)
     return [name if count[name] == 1 else f"{name} #{number}" for number, name in enumerate(names)]
 

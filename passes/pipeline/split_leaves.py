@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from rhino.ir.mlir.bindings import func, ir, stablehlo
+from rhino.ir.mlir.bindings import func, ir, sdy, stablehlo
 from rhino.ir.mlir.boundary import Attributes, boundary_attributes, set_boundary_attributes, set_function_type
 from rhino.ir.mlir.donation import ALIAS
 from rhino.ir.mlir.reader import end_of, maker_of
@@ -35,7 +35,7 @@ def split_leaves(entry: func.FuncOp) -> None:
         if found := taken.get(number) or given.get(result):
             taken[number] = given[result] = found
     given = {number: cuts for number, cuts in given.items() if number in aliases.values()}
-    for number in [one for one, cuts in taken.items() if SHARDING in arguments[one]]:
+    for number in [one for one in taken if _splits_rows(arguments[one])]:
         del taken[number]
         given.pop(aliases.get(number, -1), None)
     if not taken:
@@ -63,6 +63,14 @@ def split_leaves(entry: func.FuncOp) -> None:
     set_function_type(entry)
     set_boundary_attributes(entry, "arg", new_arguments)
     set_boundary_attributes(entry, "res", new_results)
+
+
+def _splits_rows(attributes: Attributes) -> bool:
+    """Says whether rows are split over a mesh by what the user asks."""
+    if SHARDING not in attributes:
+        return False
+    rows, *_ = sdy.TensorShardingAttr(attributes[SHARDING]).dimension_shardings
+    return bool(sdy.DimensionShardingAttr(rows).axes)
 
 
 def _cuts_read(value: Value, end: ir.Operation) -> tuple[int, ...]:

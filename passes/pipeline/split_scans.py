@@ -79,7 +79,7 @@ class SplitScans(Pass):
             return
         for rows in several.values():
             counts = ", ".join(str(stop - start) for start, stop in pairwise(rows))
-            text = f"a loop over {rows[-1]} layers is cut in loops over {counts}"
+            text = f"a loop over {rows[-1]} layers is cut in pieces of {counts}"
             remarks.add(self.name, Place(remarks.file), text)
         _Pieces(entry, layers, several).write()
         drop_dead(entry.regions[0].blocks[0])
@@ -280,13 +280,13 @@ class _Pieces:
             count = rows[at][1] - rows[at][0]
             for one, pieces in stacks.items():
                 carried[one] = pieces[at]
-            loop = _piece(scan, carried, done, count)
+            values = _piece(scan, carried, done, count)
             done += count
-            for one in range(len(carried)):
+            for one, value in enumerate(values):
                 if one in made:
-                    made[one][at] = loop.results[one]
+                    made[one][at] = value
                 elif one not in stacks and one not in scan.counters:
-                    carried[one] = loop.results[one]
+                    carried[one] = value
         results = scan.loop.results
         with ir.InsertionPoint(scan.loop), scan.loop.location:
             for one, (start, step) in scan.counters.items():
@@ -308,8 +308,11 @@ class _Pieces:
             return [make_constant(with_rows(start.type, stop - first), 0) for first, stop in rows]
 
 
-def _piece(scan: Scan, operands: Sequence[Value], before: int, count: int) -> ir.Operation:
-    """Writes a loop of `count` iterations, before the loop that it is a piece of; `before` were in other pieces."""
+def _piece(scan: Scan, operands: Sequence[Value], before: int, count: int) -> list[Value]:
+    """Writes a loop of `count` iterations, before the loop that it is a piece of; `before` were in other pieces.
+
+    Returns what it gives. One iteration is no loop.
+    """
     loop = scan.loop.clone(ip=ir.InsertionPoint(scan.loop))
     body, condition = loop.regions[1].blocks[0], loop.regions[0].blocks[0]
     for number, operand in enumerate(operands):
@@ -334,7 +337,23 @@ def _piece(scan: Scan, operands: Sequence[Value], before: int, count: int) -> ir
                 op.results[0].set_type(with_rows(op.results[0].type, count))
     _erase_dead([op for op in dict.fromkeys(dead) if op is not None])
     _run_times(condition, scan.counter, count)
-    return loop
+    return list(loop.results) if count > 1 else _inlined(loop, taking)
+
+
+def _inlined(loop: ir.Operation, taking: Sequence[ir.Operation]) -> list[Value]:
+    """Puts the ops of a loop of one iteration in its place; returns what it gives. `taking` take or put its one row."""
+    body = loop.regions[1].blocks[0]
+    *ops, end = [view.operation for view in body.operations]
+    for argument, operand in zip(body.arguments, loop.operands, strict=True):
+        argument.replace_all_uses_with(operand)
+    for op in ops:
+        op.move_before(loop)
+    for op in taking:
+        op.results[0].replace_all_uses_with(op.operands[1 if op.name == UPDATE else 0])
+        op.erase()
+    values = list(end.operands)
+    loop.erase()
+    return values
 
 
 def _count_on(body: ir.Block, number: int, by: int) -> None:

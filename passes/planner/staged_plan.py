@@ -16,10 +16,11 @@ from rhino.ir.mlir.boundary import boundary_attributes
 from rhino.ir.mlir.donation import ALIAS, KEPT
 from rhino.ir.mlir.reader import entry_function
 from rhino.ir.plan.instructions import Feed, Fetch, Step, StepProgram
-from rhino.ir.plan.plan import Execution, Plan, Predicted, Source, Tensor, kind_of
+from rhino.ir.plan.plan import Execution, Plan, Predicted, Source, Tensor, kind_of, rows_text
 from rhino.ir.plan.step_memory import local_bytes
 from rhino.ir.plan.verify import Limits, verify
 from rhino.ir.program.collectives import tensor_bytes
+from rhino.ir.program.leaf_rows import rows_in
 from rhino.ir.program.program import read_program
 from rhino.ir.program.staged_module import NAME, STEP, read_staged
 from rhino.passes.base import Remarks
@@ -113,7 +114,7 @@ def make_staged_plan(
 ) -> StagedPlan:
     """Returns the plan of a module in stages for the devices of `cluster`, proven to run.
 
-    `options` are those that the module was made with, and its `schedule`. Of `nonnegative` arguments, by number, no
+    `options` are those that the module was made with, and its `schedule`. Of the leaves `nonnegative`, by number, no
     element is negative. A rank has as many stages as `ranks` leave to it; without them, as many as the
     schedule wants.
 
@@ -211,12 +212,13 @@ def _boundaries(staged: ir.Module, instructions: Step) -> Sides:
     for kind, attributes in zip(step.type.inputs, boundary_attributes(step, "arg"), strict=True):
         alias = ir.IntegerAttr(attributes[ALIAS]).value if ALIAS in attributes else None
         tensor = _tensor(kind, str(ir.StringAttr(attributes[NAME]).value), alias)
-        arguments.append(replace(tensor, is_kept=KEPT in attributes))
-    names = [attributes.get(RESULT_INFO) for attributes in boundary_attributes(step, "res")]
-    results = [
-        _tensor(kind, f"result{number}" if name is None else str(ir.StringAttr(name).value), None)
-        for number, (kind, name) in enumerate(zip(step.type.results, names, strict=True))
-    ]
+        arguments.append(replace(tensor, is_kept=KEPT in attributes, rows=rows_in(attributes)))
+    results, leaf = [], -1
+    for kind, attributes in zip(step.type.results, boundary_attributes(step, "res"), strict=True):
+        rows = rows_in(attributes)
+        leaf += not (rows and rows[0])
+        name = str(ir.StringAttr(attributes[RESULT_INFO]).value) if RESULT_INFO in attributes else f"result{leaf}"
+        results.append(replace(_tensor(kind, name + (rows_text(rows) if rows else ""), None), rows=rows))
     for one in instructions.instructions:
         match one:
             case Feed(number, slot):

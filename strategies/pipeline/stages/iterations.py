@@ -1,28 +1,43 @@
-"""Where loops over layers are cut for a pipeline: how many of their iterations each stage gets.
+"""Where loops over layers are cut for a pipeline: which of their iterations each stage gets.
 
 A step is a line of parts: what stands before the first loop, its iterations, what stands between it and the next, and
-so on. A part has what the forward pass does there and what the backward pass does, as both are on one stage. Of all
-cuts of this line in stages it is one whose largest stage is the smallest, and of these the most even one.
+so on. A part has what the forward pass does there and what the backward pass does, as both are on one stage. Stages are
+cuts of this line. An iteration in which one stage ends and the next begins becomes a piece of its own: it is no loop,
+so that the cut of its ops decides where it ends.
+
+Of all cuts it is one whose largest stage is the smallest, to `TOLERANCE`; of these the one that ends stages in the
+fewest iterations, and then the most even one. Iterations are cut at `GRAIN` places.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
+from typing import Final
 
 import numpy as np
 
 from rhino.ir.arrays import Bools, Floats, Ints
 from rhino.ir.graph.graph import Graph
 
+GRAIN: Final = 8
+"""At how many places in an iteration a stage may end: of 32 layers in 4 stages a place is a hundredth of a stage."""
+
+TOLERANCE: Final = 0.005
+"""By what share the largest stage may be over the least there is: the smallest of `balance.TOLERANCES`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of the line: its seconds in all, and in how many equal pieces it can be cut."""
+    """A part of the line: its seconds in all, and in how many equal pieces it can be cut.
+
+    `grain` of these are an iteration.
+    """
 
     seconds: float
     num_pieces: int
+    grain: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +62,23 @@ def cut_iterations(
     """
     line = line_of(graph, np.where(counted, seconds, 0.0), loops)
     total = sum(part.seconds for part in line)
-    fixed = [Part(one.seconds, max(1, int(one.seconds * num_stages / total))) if total else one for one in line[::2]]
-    line[::2] = fixed
+    for number, part in enumerate(line):
+        share = int(part.seconds * num_stages / total) if total else 0
+        if number % 2:
+            line[number] = Part(part.seconds, part.num_pieces * GRAIN, GRAIN)
+        else:
+            line[number] = replace(part, num_pieces=max(1, share))
     borders = even_cut(line, num_stages)
-    return [[0, *(at for part, at in borders if part == 2 * number + 1), one.trips] for number, one in enumerate(loops)]
+    return [
+        [0, *_iterations([at for part, at in borders if part == 2 * number + 1]), one.trips]
+        for number, one in enumerate(loops)
+    ]
+
+
+def _iterations(places: Sequence[int]) -> list[int]:
+    """Returns the iterations at which a loop is cut whose stages end at some of `GRAIN` places in each."""
+    found = {one for place in places for one in (place // GRAIN, -(-place // GRAIN))}
+    return sorted(found)
 
 
 def line_of(graph: Graph, seconds: Floats, loops: Sequence[LayerLoops]) -> list[Part]:
@@ -96,14 +124,16 @@ def even_cut(line: Sequence[Part], num_stages: int) -> list[tuple[int, int]]:
     for stage in range(1, num_stages + 1):
         for end in range(count + 1):
             least[stage, end] = np.maximum(least[stage - 1, : end + 1], upto[end] - upto[: end + 1]).min()
-    largest = least[num_stages, count] * (1 + ROUNDING)
+    largest = least[num_stages, count] * (1 + TOLERANCE)
+    # More than all squares come to, for a stage that begins inside an iteration.
+    inside = np.array([*(piece % line[number].grain > 0 for number, piece in places), False]) * (1 + upto[-1] ** 2)
     squares = np.full((num_stages + 1, count + 1), inf)
     came = np.zeros((num_stages + 1, count + 1), dtype=np.int64)
     squares[0, 0] = 0.0
     for stage in range(1, num_stages + 1):
         for end in range(count + 1):
             own = upto[end] - upto[: end + 1]
-            sums = np.where(own <= largest, squares[stage - 1, : end + 1] + own**2, inf)
+            sums = np.where(own <= largest, squares[stage - 1, : end + 1] + own**2 + inside[: end + 1], inf)
             came[stage, end] = int(sums.argmin())
             squares[stage, end] = sums[came[stage, end]]
     ends = [count]
@@ -111,7 +141,3 @@ def even_cut(line: Sequence[Part], num_stages: int) -> list[tuple[int, int]]:
         ends.append(int(came[stage, ends[-1]]))
     found = sorted({end for end in ends if 0 < end < count})
     return [places[end] for end in found if places[end][1]]
-
-
-ROUNDING = 1e-9
-"""What sums of seconds may differ by."""

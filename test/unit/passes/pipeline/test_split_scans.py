@@ -57,9 +57,11 @@ def option(counts: list[int]) -> str:
 @pytest.mark.parametrize("name", STEPS)
 def test_each_step_gives_the_same_in_pieces(name: str):
     module = module_of(name, ",rhino-split-scans{counts=1;3;2}")
-    assert layer_loops(module) == 3 * layer_loops(module_of(name, ""))
+    assert layer_loops(module) == 2 * layer_loops(module_of(name, ""))  # one iteration is no loop
+    # In the layers in bf16 XLA keeps more bits between ops that it fuses, which are others in a loop.
+    limits = {"rtol": 5e-2, "atol": 2e-3} if name == "narrow" else {"rtol": 2e-5, "atol": 1e-6}
     for got, want in zip(results_of(module, values()), expected(name), strict=True):
-        np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-6)
+        np.testing.assert_allclose(got, want, **limits)
 
 
 @pytest.mark.parametrize("name", ["plain", "dropped", "checkpointed"])

@@ -1,0 +1,113 @@
+"""Scanned layers in stages from JAX: a stack is one leaf of the state, whose rows lie where their layers are."""
+
+import functools
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scanned_steps import LAYERS, STEPS, batch, state
+
+import rhino
+
+DEVICES = 8
+OPTIONS = {"cluster": "cpu8", "donate_argnums": 0, "micro_batches": 4}
+
+
+@functools.cache
+def trained(name: str, steps: int = 3):
+    """What one device makes of some steps."""
+    run, now, losses = jax.jit(STEPS[name]), state(), []
+    for _ in range(steps):
+        now, loss = run(now, batch())
+        losses.append(loss)
+    return now, losses
+
+
+def check_same(got, want) -> None:
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=2e-3, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("plain", {"stages": 4}),
+        ("clipped", {"stages": 2, "schedule": "zero-bubble"}),
+        ("dropped", {"stages": 3, "mesh": "2"}),
+        ("checkpointed", {"stages": 4, "schedule": "interleaved", "mesh": "2"}),
+    ],
+)
+def test_training_is_that_of_one_device(name: str, options: dict[str, object]):
+    step = rhino.parallelize(STEPS[name], **{**OPTIONS, **options})
+    step.plan(jax.eval_shape(state), jax.eval_shape(batch))
+    now, losses = step.init(state), []
+    stacks = [leaf for leaf in jax.tree.leaves(now) if leaf.ndim and leaf.shape[0] == LAYERS]
+    assert stacks
+    assert all(isinstance(leaf, rhino.SplitArray) for leaf in stacks)
+    assert len({device for leaf in stacks for piece in leaf.pieces for device in piece.devices()}) > 2
+    for _ in range(3):
+        before = now
+        now, loss = step(now, batch())
+        losses.append(loss)
+        assert all(leaf.is_deleted() for leaf in jax.tree.leaves(before))
+    check_same((now, losses), trained(name))
+
+
+def test_a_state_goes_to_the_host_and_comes_back(tmp_path: Path):
+    step = rhino.parallelize(STEPS["plain"], stages=2, verify=True, **OPTIONS)
+    now, _ = step(state(), batch())  # whole arrays are taken as well
+    np.savez(tmp_path / "state.npz", *jax.tree.leaves(jax.device_get(now)))
+    with np.load(tmp_path / "state.npz") as file:
+        kept = jax.tree.unflatten(jax.tree.structure(now), [file[name] for name in file.files])
+    now, _ = step(kept, batch())
+    check_same(now, trained("plain", 2)[0])
+
+
+def test_a_plan_from_a_folder_runs_on_the_state_of_another(tmp_path: Path):
+    step = rhino.parallelize(STEPS["plain"], stages=2, **OPTIONS)
+    plan = step.plan(jax.eval_shape(state), jax.eval_shape(batch))
+    plan.save(tmp_path / "plan")
+    again = rhino.parallelize(STEPS["plain"], plan=rhino.Plan.load(tmp_path / "plan"), donate_argnums=0)
+    other = rhino.parallelize(STEPS["plain"], stages=3, **OPTIONS)
+    whole = rhino.parallelize(STEPS["plain"], cluster="cpu8", donate_argnums=0)
+    now = state()
+    for one in (other, again, step, whole):
+        now, _ = one(now, batch())
+    check_same(now, trained("plain", 4)[0])
+
+
+def test_a_plan_says_which_rows_are_where():
+    step = rhino.parallelize(STEPS["plain"], stages=2, **OPTIONS)
+    plan = step.plan(jax.eval_shape(state), jax.eval_shape(batch))
+    ranks = {path: rank for path, rank in plan.rank_of().items() if "['up']" in path and "state[0]" in path}
+    assert [path.rpartition("[")[2] for path in ranks] == ["0:3]", "3:6]"] or len(ranks) > 2
+    assert set(ranks.values()) == {0, 1}
+    sharding = plan.in_shardings[0][0]["layers"]["up"]
+    assert isinstance(sharding, rhino.SplitSharding)
+    assert sharding.rows[0][0] == 0
+    assert sharding.rows[-1][1] == LAYERS
+
+
+def test_a_split_array_is_an_array():
+    pieces = [jnp.arange(6.0).reshape(3, 2), jnp.arange(6.0, 8.0).reshape(1, 2)]
+    array = rhino.SplitArray(pieces)
+    assert (array.shape, array.dtype, array.ndim, array.size, array.nbytes, len(array)) == (
+        (4, 2),
+        "float32",
+        2,
+        8,
+        32,
+        4,
+    )
+    assert array.rows == ((0, 3), (3, 4))
+    np.testing.assert_array_equal(np.asarray(array), np.arange(8.0).reshape(4, 2))
+    np.testing.assert_array_equal(jnp.asarray(array), np.arange(8.0).reshape(4, 2))
+    np.testing.assert_array_equal(array[3], [6.0, 7.0])
+    jax.block_until_ready({"a": array})
+    copy = array.copy()
+    array.delete()
+    assert array.is_deleted()
+    assert not copy.is_deleted()
