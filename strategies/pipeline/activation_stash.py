@@ -44,6 +44,10 @@ It is computed by polynomials of that degree, or at a quarter of the rate with a
 """
 
 
+GRADIENTS: Final = 0.01
+"""The share of all bytes of sums over micro-batches that may be made in the forward pass: counts, but no gradients."""
+
+
 @dataclass(frozen=True, slots=True)
 class ActivationStash:
     """What is `kept` for a backward pass, each with the ops that need it, and the values made `again` from that."""
@@ -73,6 +77,7 @@ class Handing:
         alone = np.ones(graph.num_ops, dtype=bool) if alone is None else alone
         fusible = np.array([cls.fusible for cls in graph.classes], dtype=bool)[graph.op_class]
         reduces = np.array([cls.name == REDUCE for cls in graph.classes], dtype=bool)[graph.op_class]
+        self.inner, self.fusible = inner, fusible & ~inner
         self.reads_elements: list[bool] = ((fusible | reduces) & ~inner & alone).tolist()
         """Ops inside which what they read can be computed [ops]."""
         self.is_cheap: list[bool] = (fusible & parts.body & ~parts.free & ~inner & alone).tolist()
@@ -107,12 +112,14 @@ class Handing:
         return {value: into for value, into, kept in carried if not kept}
 
     @cached_property
-    def turns(self) -> tuple[int, int]:
-        """The ops after which most of a micro-batch is held, and most is held for long, in program order.
+    def turns(self) -> tuple[int, int, int]:
+        """The ops after which most of a micro-batch is held, in program order, and most is held for long.
 
-        In large steps the first is where the backward pass begins. In small ones, what is soon read can be larger, as
-        in the backward pass of experts; so the other counts a byte by how long it is held. What is added to a running
-        sum is held no longer than it takes to make it, wherever the addition stands. Where the backward pass begins is
+        In large steps the first is where the backward pass begins. It is before gradients are made: layers that compute
+        again what they have not kept hold more, one by one. The last is the same wherever that is. In small steps, what
+        is soon read can be larger, as in the backward pass of experts; so the second counts a byte by how long it is
+        held. What is added to a running sum is held no longer than it takes to make it, wherever the addition stands.
+        No op is inside a loop of the model, which is forward or backward as a whole. Where the backward pass begins is
         the program's, however it is sharded.
         """
         adds = {self.value_op[value] for value in self.ends}
@@ -128,8 +135,38 @@ class Handing:
             weights = np.array([size, size * (end - start)])
             change[:, start] += weights
             change[:, end] -= weights
-        peak, turn = np.argmax(np.cumsum(change, axis=1), axis=1).tolist()
-        return peak, turn
+        held = np.cumsum(change, axis=1)
+        held[:, np.flatnonzero(self.inner)] = -1.0
+        last_peak, turn = np.argmax(held, axis=1).tolist()
+        return int(np.argmax(held[0, : self._first_gradient()])), turn, last_peak
+
+    def _first_gradient(self) -> int:
+        """Returns the op before which hardly anything is made that is added to running sums, counted in bytes.
+
+        Without running sums it is behind the last op.
+        """
+        adds = self._adds()
+        ready: dict[int, int] = {}
+        for op in sorted(adds):
+            makers = [self.value_op[value] for value in self.graph.operands(op).tolist()]
+            ready[op] = max((ready.get(maker, maker) for maker in makers), default=-1)
+        sizes = self.graph.value_bytes()
+        made = sorted((ready[op], float(sizes[value])) for value in self.ends if (op := self.value_op[value]) in ready)
+        limit, sum_bytes = GRADIENTS * sum(size for _, size in made), 0.0
+        for op, size in made:
+            sum_bytes += size
+            if sum_bytes > limit and op > 0:
+                return op
+        return self.graph.num_ops + 1
+
+    def _adds(self) -> set[int]:
+        """Returns the ops of the micro-batch that add to running sums, and those that fuse and lead to such alone."""
+        adds = {op for value in self.ends if (op := self.value_op[value]) >= 0 and self.parts.body[op]}
+        for op in np.flatnonzero(self.fusible & self.parts.body & ~self.parts.free)[::-1].tolist():
+            readers = [reader for value in self.graph.results(op) for reader in self.readers.get(value, ())]
+            if readers and adds.issuperset(readers):
+                adds.add(op)
+        return adds
 
     @cached_property
     def halves(self) -> ActivationStash:

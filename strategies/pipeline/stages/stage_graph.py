@@ -169,7 +169,7 @@ class _Builder:
             pinned[node[op]] = stage
         sent, resident = self._nets(node)
         turns_round = self._turns_round()
-        late, turn, saved = self._saved(node) if turns_round else _never(num_nodes)
+        late, others, saved = self._saved(node) if turns_round else _never(num_nodes)
         more, again = np.zeros(num_nodes), np.zeros(num_nodes)
         if turns_round and self.apart is not None:
             np.add.at(more, node[body], self.apart.more_s[body])
@@ -189,7 +189,7 @@ class _Builder:
             resident=make_nets((*resident, *self._made_before(node)), least=1),
             saved=make_nets(saved, least=1),
             budget_bytes=self.budget_bytes,
-            turns=() if np.array_equal(late, turn) else (turn,),
+            turns=tuple(others),
             turns_round=turns_round,
             in_seconds=self.link is not None,
             apart=np.maximum(more + again, 0.0) if more.any() or again.any() else np.zeros(0),
@@ -380,23 +380,23 @@ class _Builder:
         ends = [(value, self.value_op[returned]) for value, returned in self.carried.items() if self.ranked[value]]
         return any(self.roots[value] == value and op >= 0 and self.graph.cls(op).name != _STACKS for value, op in ends)
 
-    def _saved(self, node: Ints) -> tuple[Bools, Bools, Iterable[tuple[list[int], float]]]:
-        """Returns which nodes run after most of a micro-batch is stored, or most is stored for long, and what is saved.
+    def _saved(self, node: Ints) -> tuple[Bools, list[Bools], Iterable[tuple[list[int], float]]]:
+        """Returns which nodes run after most of a micro-batch is stored, other guesses of that, and what is saved.
 
         What is saved would be stashed if the step were split into two programs where most is stored. It comes with
         the nodes that need it.
         """
-        peak, turn = self.handing.turns
         saved = [
             ([int(node[op]) for op in ops], self.total_bytes[value]) for value, ops in self.handing.halves.kept.items()
         ]
         ops = np.flatnonzero(self.parts.body & (node >= 0)).tolist()
-        return _behind(peak, ops, node), _behind(turn, ops, node), saved
+        late, *others = [_behind(turn, ops, node) for turn in dict.fromkeys(self.handing.turns)]
+        return late, [one for one in others if not np.array_equal(one, late)], saved
 
 
-def _never(num_nodes: int) -> tuple[Bools, Bools, Iterable[tuple[list[int], float]]]:
+def _never(num_nodes: int) -> tuple[Bools, list[Bools], Iterable[tuple[list[int], float]]]:
     """Returns what `_saved` does for a step without a backward pass."""
-    return np.zeros(num_nodes, dtype=bool), np.zeros(num_nodes, dtype=bool), ()
+    return np.zeros(num_nodes, dtype=bool), [], ()
 
 
 def _behind(turn: int, ops: list[int], node: Ints) -> Bools:

@@ -7,6 +7,8 @@ import dataclasses
 from itertools import combinations
 
 import gpt
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from graphs import CHEAP, random_graph
@@ -144,3 +146,29 @@ def test_programs_hand_on_what_estimates_say(cut):
 def test_a_mask_is_kept_and_not_the_random_bits_or_the_numbers_that_it_is_made_of(cut):
     *_, kinds = cut
     assert all("i1" in one and "ui32" not in one for one in kinds)
+
+
+def test_backward_pass_begins_before_gradients_are_made():
+    """Layers that keep little hold most where they compute again, which is in the backward pass."""
+
+    def layer(x, p):
+        return x + jnp.tanh(x @ p["up"]) @ p["down"]
+
+    def loss(params, x):
+        x, _ = jax.lax.scan(lambda h, p: (jax.checkpoint(layer)(h, p), None), x, params["layers"])
+        return (jnp.tanh(x @ params["out"]) ** 2).mean()
+
+    def step(params, x):
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params, x))
+
+    layers = {"up": jnp.zeros((4, 4, 1024)), "down": jnp.zeros((4, 1024, 4))}
+    params = {"layers": layers, "out": jnp.zeros((4, 512))}
+    text = jax.jit(step, donate_argnums=0).lower(params, jnp.zeros((8, 4))).as_text()
+    module = ir.Module.parse(text, context())
+    passes = "rhino-normalize,rhino-split-scans{counts=1;1;1;1},rhino-micro-batch{num=2},rhino-normalize"
+    build_pass_manager(passes, module.context, Remarks()).run(module.operation)
+    with unsharded_program(module.operation, Remarks()) as program:
+        names = [op.name for op in program.ops]
+        turn, _, last_peak = handing_of(program, module.operation).turns
+    products = [number for number, name in enumerate(names) if name == "stablehlo.dot_general"]
+    assert products[8] <= turn < products[9] < last_peak  # two of each layer, and the one behind them
