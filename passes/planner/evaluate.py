@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import inf
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -33,6 +34,7 @@ from rhino.passes.pipeline.divider import Divider
 from rhino.passes.pipeline.fold_layers import FoldedLayers, FoldLayers
 from rhino.passes.pipeline.micro_batch import BATCH, MicroBatch, batch_size
 from rhino.passes.pipeline.rematerialize import Rematerialize, Rematerializer
+from rhino.passes.pipeline.split_scans import SplitScans, find_layers
 from rhino.passes.registry import Item, before_choice
 from rhino.passes.sharding.planning_pass import Target, begin_choice, rank_target
 from rhino.passes.textual_pipelines import build_pass_manager
@@ -142,15 +144,14 @@ class Evaluator:
     cluster: Cluster = field(init=False)
     context: ir.Context = field(init=False)
     modules: dict[str, bytes | RhinoError] = field(default_factory=dict)
-    programs: dict[tuple[int, float], tuple[ir.Module, Program]] = field(default_factory=dict)
+    programs: dict[tuple[int, int, float], tuple[ir.Module, Program]] = field(default_factory=dict)
     ops_read: int = 0
-    divider: Divider = field(init=False)
+    dividers: dict[bytes, Divider] = field(default_factory=dict)
     rematerializer: Rematerializer = field(init=False)
 
     def __post_init__(self) -> None:
         self.cluster = load_cluster(self.setup.cluster)
         self.context = make_context()
-        self.divider = Divider(self.context)
         self.rematerializer = Rematerializer(self.context)
 
     def outcome(self, config: PlanConfig, cutoff_s: float = inf) -> Outcome:
@@ -171,7 +172,7 @@ class Evaluator:
 
         A step that refers to no mesh axis is read once for all meshes.
         """
-        key = (config.micro_batches, config.remat)
+        key = (self.num_stages(config), config.micro_batches, config.remat)
         found = self.programs.pop(key, None)
         if found is None:
             module = self.prepared(config)
@@ -196,12 +197,28 @@ class Evaluator:
         others = [one for one in rewriting if not isinstance(one, Rematerialize)]
         at = next((number for number, one in enumerate(others) if isinstance(one, MicroBatch)), 0)
         step = self.made("step", self.setup.module, others[:at]) if at else self.setup.module
-        divided = self.made(f"{config.micro_batches}", step, others[at:])
+        stages = self.num_stages(config)
+        if stages > 1:
+            split = SplitScans(stages, leaves=True, cluster=self.setup.cluster)
+            step = self.made(f"step-{stages}", step, [split])
+        divided = self.made(f"{stages}-{config.micro_batches}", step, others[at:])
         module = ir.Module.parse(
-            self.made(f"{config.micro_batches}-{config.remat:g}", divided, [*again, populate]), self.context
+            self.made(f"{stages}-{config.micro_batches}-{config.remat:g}", divided, [*again, populate]), self.context
         )
         build_pass_manager([pin], self.context, Remarks(self.setup.file)).run(module.operation)
         return module
+
+    def num_stages(self, config: PlanConfig) -> int:
+        """Returns for how many stages loops over layers are cut, by any schedule; 1 where there are none to cut."""
+        if config.stages == 1 or not self.has_layers:
+            return 1
+        return config.stages * max(SCHEDULES[name].stages_per_rank for name in self.setup.schedules)
+
+    @cached_property
+    def has_layers(self) -> bool:
+        """Whether the step has loops over layers that stages can share."""
+        module = ir.Module.parse(self.setup.module, self.context)
+        return bool(find_layers(entry_function(module)))
 
     def made(self, name: str, start: bytes, items: Sequence[Item]) -> bytes:
         """Returns what `items` make of a module; what another process has put in the folder is not made again."""
@@ -219,7 +236,7 @@ class Evaluator:
         remarks = Remarks(self.setup.file)
         try:
             if isinstance(first, MicroBatch):
-                module = self.divider.divided(start, first, remarks)
+                module = self.dividers.setdefault(start, Divider(self.context)).divided(start, first, remarks)
             elif isinstance(first, Rematerialize):
                 module = self.rematerializer.rewritten(start, first, remarks)
             else:

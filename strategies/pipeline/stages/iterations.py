@@ -70,15 +70,15 @@ def cut_iterations(
             line[number] = replace(part, num_pieces=max(1, share))
     borders = even_cut(line, num_stages)
     return [
-        [0, *_iterations([at for part, at in borders if part == 2 * number + 1]), one.trips]
+        iterations([at for part, at in borders if part == 2 * number + 1], one.trips)
         for number, one in enumerate(loops)
     ]
 
 
-def _iterations(places: Sequence[int]) -> list[int]:
-    """Returns the iterations at which a loop is cut whose stages end at some of `GRAIN` places in each."""
+def iterations(places: Sequence[int], trips: int) -> list[int]:
+    """Returns the iterations at which a loop is cut in which stages end at `places`, `GRAIN` of them in each."""
     found = {one for place in places for one in (place // GRAIN, -(-place // GRAIN))}
-    return sorted(found)
+    return sorted({0, trips, *found})
 
 
 def line_of(graph: Graph, seconds: Floats, loops: Sequence[LayerLoops]) -> list[Part]:

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_up_plans import cut_off
+from scanned_steps import STEPS, text
 from training import export_step
 from zoo import MLP
 
@@ -529,3 +530,18 @@ def test_after_an_interruption_no_experts_plan_is_compiled():
     end.compare()
     assert end.found()[0] is made
     assert not end.explored.is_complete
+
+
+def test_stages_are_estimated_with_their_share_of_scanned_layers():
+    context = make_context()
+    module = read_module(text(STEPS["plain"]), "plain", context)
+    with context, ir.Location.unknown():
+        Normalize().run(module.operation, Remarks())
+    setup = Setup(bytecode(module), "plain", "cpu8", 2.0**31, {}, schedules=("gpipe",))
+    evaluator = Evaluator(setup)
+    halves, alone = (evaluator.outcome(PlanConfig(stages, (1,), 4)) for stages in (2, 1))
+    assert isinstance(halves, Estimate)
+    assert isinstance(alone, Estimate)
+    assert halves.compute_s < 0.6 * alone.compute_s
+    first, second = halves.peak_bytes
+    assert max(first, second) < 0.8 * alone.peak_bytes[0]

@@ -5,7 +5,7 @@ from itertools import combinations, pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rhino.strategies.pipeline.stages.iterations import Part, even_cut
+from rhino.strategies.pipeline.stages.iterations import GRAIN, Part, even_cut, iterations
 
 PARTS = st.lists(st.tuples(st.integers(0, 9), st.integers(1, 4)), min_size=1, max_size=4)
 
@@ -51,3 +51,9 @@ def test_ends_of_a_line_take_their_share():
 
 def test_layers_of_two_loops_are_cut_where_stages_end():
     assert even_cut([Part(0.0, 1), Part(4.0, 4), Part(0.0, 1), Part(8.0, 4), Part(0.0, 1)], 3) == [(3, 2)]
+
+
+def test_an_iteration_in_which_a_stage_ends_is_a_piece():
+    assert iterations([], 6) == [0, 6]
+    assert iterations([2 * GRAIN, 4 * GRAIN + 1], 6) == [0, 2, 4, 5, 6]
+    assert iterations([1, GRAIN - 1, 6 * GRAIN - 1], 6) == [0, 1, 5, 6]
