@@ -5,6 +5,8 @@ The pieces of a leaf stand one after the other, and have its name.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Final
 
 from rhino.ir.mlir.bindings import ir
@@ -24,3 +26,8 @@ def rows_in(attributes: Attributes) -> tuple[int, int] | None:
         return None
     start, stop = list(ir.DenseI64ArrayAttr(attributes[ROWS]))
     return start, stop
+
+
+def leaf_numbers(rows: Sequence[tuple[int, int] | None]) -> list[int]:
+    """Returns the number of the leaf that each argument or result is, or is some rows of."""
+    return [number - 1 for number in accumulate(int(not (one and one[0])) for one in rows)]

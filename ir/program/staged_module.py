@@ -30,7 +30,7 @@ from rhino.ir.plan.instructions import Layout, Phase, StepProgram
 from rhino.ir.plan.plan import rows_text
 from rhino.ir.plan.stage_programs import PARTS, Argument, StagedStep, StageProgram
 from rhino.ir.program.accumulation import MICRO_BATCHES
-from rhino.ir.program.leaf_rows import rows_in
+from rhino.ir.program.leaf_rows import leaf_numbers, rows_in
 from rhino.ir.program.program import argument_name
 
 NUM_STAGES: Final = "rhino.num_stages"
@@ -72,12 +72,11 @@ def is_staged(module: ir.Operation) -> bool:
 
 
 def argument_names(entry: func.FuncOp) -> list[str]:
-    """Returns the names of the step's arguments, each of its own."""
+    """Returns the names of the step's arguments, each of its own; those of rows of a leaf end with these."""
+    every = [rows_in(attributes) for attributes in boundary_attributes(entry, "arg")]
     names = [
-        argument_name(value, number) + (rows_text(rows) if (rows := rows_in(attributes)) else "")
-        for number, (value, attributes) in enumerate(
-            zip(entry.arguments, boundary_attributes(entry, "arg"), strict=True)
-        )
+        argument_name(value, leaf) + (rows_text(rows) if rows else "")
+        for value, rows, leaf in zip(entry.arguments, every, leaf_numbers(every), strict=True)
     ]
     count = Counter(names)
     return [name if count[name] == 1 else f"{name} #{number}" for number, name in enumerate(names)]

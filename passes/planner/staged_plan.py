@@ -20,7 +20,7 @@ from rhino.ir.plan.plan import Execution, Plan, Predicted, Source, Tensor, kind_
 from rhino.ir.plan.step_memory import local_bytes
 from rhino.ir.plan.verify import Limits, verify
 from rhino.ir.program.collectives import tensor_bytes
-from rhino.ir.program.leaf_rows import rows_in
+from rhino.ir.program.leaf_rows import leaf_numbers, rows_in
 from rhino.ir.program.program import read_program
 from rhino.ir.program.staged_module import NAME, STEP, read_staged
 from rhino.passes.base import Remarks
@@ -213,10 +213,10 @@ def _boundaries(staged: ir.Module, instructions: Step) -> Sides:
         alias = ir.IntegerAttr(attributes[ALIAS]).value if ALIAS in attributes else None
         tensor = _tensor(kind, str(ir.StringAttr(attributes[NAME]).value), alias)
         arguments.append(replace(tensor, is_kept=KEPT in attributes, rows=rows_in(attributes)))
-    results, leaf = [], -1
-    for kind, attributes in zip(step.type.results, boundary_attributes(step, "res"), strict=True):
-        rows = rows_in(attributes)
-        leaf += not (rows and rows[0])
+    given = boundary_attributes(step, "res")
+    every = [rows_in(attributes) for attributes in given]
+    results = []
+    for kind, attributes, rows, leaf in zip(step.type.results, given, every, leaf_numbers(every), strict=True):
         name = str(ir.StringAttr(attributes[RESULT_INFO]).value) if RESULT_INFO in attributes else f"result{leaf}"
         results.append(replace(_tensor(kind, name + (rows_text(rows) if rows else ""), None), rows=rows))
     for one in instructions.instructions:

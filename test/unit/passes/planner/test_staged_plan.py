@@ -15,6 +15,9 @@ import gpt
 import pytest
 from pipelines import Setting, difference, digest, plan, run
 from planning import Reference, reference
+from scanned_steps import LAYERS, values
+from scanned_steps import STEPS as SCANNED
+from scanned_steps import text as scanned_step
 from traffic import splitting_cluster
 from training import export_step
 from zoo import GPT
@@ -24,6 +27,7 @@ from rhino.ir.mlir.bindings import make_context
 from rhino.ir.mlir.reader import read_module
 from rhino.ir.plan.files import load_plan, save_plan
 from rhino.ir.plan.instructions import Run, Task
+from rhino.ir.plan.leaves import leaf_groups, leaf_tensors
 from rhino.ir.plan.plan import Request
 from rhino.ir.program.collectives import module_stats
 from rhino.passes.planner.staged_plan import StagedPlan
@@ -282,3 +286,21 @@ def test_two_processes_give_the_same_results(folder: Path):
     code, out, err = launch(str(folder / "plan"), "--compare", original, "--steps=2", "--processes=2")
     assert code == 0, err
     assert "the results agree with the one-device program" in out
+
+
+def test_leaves_in_pieces_are_drawn_and_compared_whole(tmp_path: Path):
+    """Layers in a loop: each rank has the rows of its layers, and the command speaks of leaves."""
+    path, plan = tmp_path / "scanned.mlir", str(tmp_path / "plan")
+    path.write_bytes(scanned_step(SCANNED["clipped"]))
+    words = ("--auto-parallel", "--stages=2", "--micro-batches=4", "--cluster=cpu4", str(path), f"--plan={plan}")
+    out, err = io.BytesIO(), io.StringIO()
+    assert opt.run([*words, "-o", str(tmp_path / "staged.mlir")], io.BytesIO(), out, err) == 0, err.getvalue()
+    facts = load_plan(tmp_path / "plan")
+    assert len(facts.arguments) > len(leaf_groups(facts.arguments)) == len(values())
+    assert {one.rank for one in facts.arguments if one.rows} == {0, 1}
+    leaves = [leaf for leaf in leaf_tensors(facts.arguments, facts.results)[0] if leaf.shape[:1] == (LAYERS,)]
+    assert len(leaves) == 9  # three stacks of parameters and of each moment
+    for more in ((), ("--processes=2",)):
+        code, out_text, err_text = launch(plan, f"--compare={path}", "--steps=2", *more)
+        assert code == 0, err_text
+        assert "the results agree with the one-device program" in out_text
