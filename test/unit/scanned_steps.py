@@ -8,11 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 LAYERS, WIDTH, BATCH = 6, 8, 8
-KEY = jax.random.key(0)
 
 
 def state():
-    keys = jax.random.split(KEY, 3)
+    keys = jax.random.split(jax.random.key(0), 3)
     params = {
         "in": jax.random.normal(keys[0], (4, WIDTH)) * 0.5,
         "layers": {
@@ -83,7 +82,7 @@ def dropped(state, batch):
         return layer(h, p) * jax.random.bernoulli(key, 0.8, h.shape), None
 
     def run(x, layers):
-        return jax.lax.scan(one, x, (layers, jax.random.split(KEY, LAYERS)))[0]
+        return jax.lax.scan(one, x, (layers, jax.random.split(jax.random.key(0), LAYERS)))[0]
 
     return adam(state, batch, run)
 

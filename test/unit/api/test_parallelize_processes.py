@@ -17,6 +17,8 @@ import front_part
 import jax
 import numpy as np
 import pytest
+import scanned_part
+import scanned_steps
 import staged_part
 
 from rhino.ir.diagnostics import RhinoError
@@ -129,6 +131,26 @@ def test_two_processes_train_in_stages_as_one_does(tmp_path: Path, model: str, p
         assert f"is in process {1 - process}, and the plan has it on rank {1 - process}, in process {process}:" in moved
     assert codes[0] == 1
     assert f"error: [RHI-RUN-007] {words}\n  note: seen by process 0" in said[0]
+
+
+def test_each_process_has_the_rows_of_its_layers(tmp_path: Path):
+    codes = launched(tmp_path, scanned_part.__file__, *[(str(tmp_path),)] * 2)
+    assert codes == [0, 0], (tmp_path / "said-0").read_text() + (tmp_path / "said-1").read_text()
+    step, state, losses = jax.jit(scanned_steps.STEPS["dropped"]), scanned_steps.state(), []
+    for _ in range(scanned_part.NUM_STEPS):
+        state, (loss, _) = step(state, scanned_steps.batch())
+        losses.append(float(loss))
+    leaves, seen = jax.tree.leaves(state), dict[str, int]()
+    for process in range(2):
+        with np.load(tmp_path / f"out-{process}.npz") as out:
+            np.testing.assert_allclose(out["losses"], losses, rtol=2e-5)
+            assert len(out.files) > 1
+            for name in out.files[1:]:
+                number, start = map(int, name.split("-"))
+                rows = out[name]
+                np.testing.assert_allclose(rows, leaves[number][start : start + len(rows)], rtol=2e-3, atol=2e-5)
+                seen[f"{number}"] = seen.get(f"{number}", 0) + len(rows)
+    assert set(seen.values()) == {scanned_steps.LAYERS}
 
 
 def test_ranks_are_dealt_to_processes_whole(monkeypatch: pytest.MonkeyPatch):
