@@ -9,7 +9,7 @@ sum does: a new sum is stored like it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rhino.ir.mlir.bindings import ir, sdy, stablehlo
@@ -74,7 +74,7 @@ def _apart(program: Accumulation, virtual: VirtualStages) -> Iterator[_Apart]:
         if home not in groups:
             home = next(iter(groups))
         others = [group for rank, group in groups.items() if rank != home]
-        if shardings is None or all(_sharding(value) == shardings[number] for _, values in others for value in values):
+        if shardings is None or all(_are_stored(values, shardings[number]) for _, values in others):
             yield _Apart(number, add, groups[home], others)
 
 
@@ -98,13 +98,23 @@ def _carried(loop: ir.Operation) -> list[ir.Attribute] | None:
 
 
 def _sharding(value: AnyValue) -> ir.Attribute | None:
+    """Returns how a value is stored, None where nothing says so."""
     made = maker_of(value)
-    if made is None or SHARDING not in made.attributes:
+    if made is None:
         return None
-    found: ir.Attribute = sdy.TensorShardingPerValueAttr(made.attributes[SHARDING]).shardings[
-        ir.OpResult(value).result_number
-    ]
+    at = ir.OpResult(value).result_number
+    found: ir.Attribute | None = None
+    if CARRIED in made.attributes:
+        found = ir.ArrayAttr(made.attributes[CARRIED])[at]
+    elif SHARDING in made.attributes:
+        found = sdy.TensorShardingPerValueAttr(made.attributes[SHARDING]).shardings[at]
     return found
+
+
+def _are_stored(values: Sequence[AnyValue], sharding: ir.Attribute) -> bool:
+    """Says whether all of these values are stored in one way."""
+    found = [_sharding(value) for value in values]
+    return all(one is not None and one == sharding for one in found)
 
 
 class _Rewriter:

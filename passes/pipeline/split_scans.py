@@ -196,10 +196,11 @@ class _Pieces:
     def write(self) -> None:
         """Rewrites the function."""
         scans = {scan.loop: (number, scan) for number in self.cuts for scan in self.layers[number].scans}
-        for view in list(self.entry.regions[0].blocks[0].operations)[:-1]:
-            op = view.operation
-            if op in scans:
-                self.write_loop(*scans[op])
+        ops = [view.operation for view in self.entry.regions[0].blocks[0].operations][:-1]
+        known = [scans.get(op) for op in ops]  # before anything changes: ops hash by their operands
+        for op, own in zip(ops, known, strict=True):
+            if own is not None:
+                self.write_loop(*own)
             else:
                 self.write_op(op)
         for op in reversed(self.replaced):

@@ -133,7 +133,31 @@ def turned(state, batch):
     return adam(state, batch, run)
 
 
-STEPS = {one.__name__: one for one in (plain, clipped, narrow, dropped, checkpointed, counted, indexed, turned)}
+def twice(state, batch):
+    """Two loops read the same stacks."""
+
+    def run(x, layers):
+        for _ in range(2):
+            x = jax.lax.scan(lambda h, p: (layer(h, p), None), x, layers)[0]
+        return x
+
+    return adam(state, batch, run)
+
+
+def apart(state, batch):
+    """Two loops over stacks of their own, the second of which reads what the first gives in each iteration."""
+
+    def run(x, layers):
+        own = {name: layers[name] for name in ("up", "down")}
+        first = jax.lax.scan(lambda h, p: (h + jnp.tanh(h @ p["up"]) @ p["down"], None), x, own)[0]
+        return jax.lax.scan(lambda h, scale: (jnp.sin(h * scale + first), None), x, layers["scale"])[0]
+
+    return adam(state, batch, run)
+
+
+STEPS = {
+    one.__name__: one for one in (plain, clipped, narrow, dropped, checkpointed, counted, indexed, turned, twice, apart)
+}
 
 
 def text(step) -> bytes:

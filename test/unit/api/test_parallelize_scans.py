@@ -38,6 +38,8 @@ def check_same(got, want) -> None:
         ("clipped", {"stages": 2, "schedule": "zero-bubble"}),
         ("dropped", {"stages": 3, "mesh": "2"}),
         ("checkpointed", {"stages": 4, "schedule": "interleaved", "mesh": "2"}),
+        ("twice", {"stages": 2}),
+        ("apart", {"stages": 3, "mesh": "1"}),
     ],
 )
 def test_training_is_that_of_one_device(name: str, options: dict[str, object]):
@@ -45,9 +47,10 @@ def test_training_is_that_of_one_device(name: str, options: dict[str, object]):
     step.plan(jax.eval_shape(state), jax.eval_shape(batch))
     now, losses = step.init(state), []
     stacks = [leaf for leaf in jax.tree.leaves(now) if leaf.ndim and leaf.shape[0] == LAYERS]
-    assert stacks
-    assert all(isinstance(leaf, rhino.SplitArray) for leaf in stacks)
-    assert len({device for leaf in stacks for piece in leaf.pieces for device in piece.devices()}) > 2
+    split = [leaf for leaf in stacks if isinstance(leaf, rhino.SplitArray)]
+    assert split
+    assert split == stacks or name == "apart"  # of the loop over little, all is on one rank
+    assert len({device for leaf in split for piece in leaf.pieces for device in piece.devices()}) > 2
     for _ in range(3):
         before = now
         now, loss = step(now, batch())
