@@ -29,7 +29,6 @@ SMALL = (
 LARGE = (
     ("gpt-fused", "auto-shard{cluster=v100x8}"),
     ("mlp", "auto-shard{cluster=v100x8 budget=60KiB}"),
-    ("mlp", "auto-shard,localize"),
     ("mlp", "auto-shard{cluster=v100x8 mesh=2x4 budget=60KiB},localize"),
     ("gpt-fused", "auto-shard{cluster=v100x8 mesh=2x4},localize"),
 )
