@@ -2,9 +2,10 @@
 
 What lies in memory is the program's: a value that is computed inside who reads it is neither written nor read
 (`rhino.ir.graph.graph.materialized`). Where a device has a nearer memory, the compiler keeps there what fits, but for
-what the program takes and gives and what its loops carry. A value fits that takes half of it, for an op has an operand
-and a result there at once. XLA:TPU brings out what stays for long, and back, beside products that leave the memory
-idle, so that costs nothing here (libtpu 0.0.51: GPT, BERT, MoE and T5 for v5e-8, 2026-11-24).
+what the program takes and gives and what its loops carry. A value fits that takes two thirds of it: attention's
+scores of 64 MiB lie there in programs for v5e and v6e, which have 112 and 96 MiB for values. XLA:TPU brings out what
+stays for long, and back, beside products that leave the memory idle, so that costs nothing here (libtpu 0.0.51: GPT,
+BERT, MoE and T5 for v5e-8, 2026-11-24).
 
 What a product takes of the program's own arguments is brought into that memory by a copy, and is so whether the product
 would leave the memory idle or not: of whole weights, such copies are waited for in the steps of optimizers, where all
@@ -35,7 +36,7 @@ class OpCosts:
         self.graph, self.model, self.sizes = graph, model, model.sizes
         self.in_memory, self.in_place = in_memory, in_place
         self.from_memory = values_from_memory(graph, in_memory)
-        self.near_bytes = (model.device.near_memory_bytes or 0) // 2
+        self.near_bytes = (model.device.near_memory_bytes or 0) * 2 // 3
         self.is_given, self.is_kept = _at_ends(graph) if self.near_bytes else ([False] * graph.num_values,) * 2
 
     def state_s(self, op: int, state: State) -> float:

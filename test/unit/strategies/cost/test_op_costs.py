@@ -22,6 +22,7 @@ PROGRAM = f"""func.func @main(%a: {T}, %b: {T}) -> {T} {{
   return %2 : {T}
 }}"""
 WHOLE = 8 * 8 * 4
+FITTING = 3 * WHOLE // 2
 
 
 def costs_of(near_bytes):
@@ -41,23 +42,23 @@ def test_without_a_nearer_memory_all_is_read_and_written():
     assert moved(None) == [[3 * WHOLE] * 3, [2 * WHOLE] * 3]
 
 
-@pytest.mark.parametrize("near_bytes", [2 * WHOLE, 2 * WHOLE + 1])
-def test_what_fits_half_of_a_nearer_memory_is_neither_read_nor_written(near_bytes):
+@pytest.mark.parametrize("near_bytes", [FITTING, FITTING + 1])
+def test_what_fits_two_thirds_of_a_nearer_memory_is_neither_read_nor_written(near_bytes):
     # what the program gives is written; what products are given comes by copies of its own, and the others are there
     assert moved(near_bytes) == [[0, 0, WHOLE], [0, 0, WHOLE // 2]]
 
 
 def test_what_does_not_fit_is_read_and_written():
-    assert moved(2 * WHOLE - 1)[0] == [WHOLE, 3 * WHOLE, 2 * WHOLE]
+    assert moved(FITTING - 1)[0] == [WHOLE, 3 * WHOLE, 2 * WHOLE]
     # of the second product, half of the result and of the first operand fit, and the second operand does not
-    assert moved(2 * WHOLE - 1)[1][1] == WHOLE
+    assert moved(FITTING - 1)[1][1] == WHOLE
 
 
 def test_what_a_product_is_given_is_fetched_unless_it_is_gathered_into_the_nearer_memory():
     per_s = CLUSTER.device.memory_bytes_per_s
     a, b = 0, 1
     first = 2
-    for near_bytes, gathered in ((2 * WHOLE, 0), (2 * WHOLE - 1, WHOLE)):
+    for near_bytes, gathered in ((FITTING, 0), (FITTING - 1, WHOLE)):
         costs = costs_of(near_bytes)
         kind = costs.graph.type_of(a)
         assert [costs.is_fetched(value, op) for value, op in ((a, 0), (b, 0), (b, 2), (first, 1))] == [True] * 3 + [
@@ -70,7 +71,7 @@ def test_what_a_product_is_given_is_fetched_unless_it_is_gathered_into_the_neare
 
 def test_a_result_that_is_gathered_is_written_from_the_nearer_memory():
     ways = [(REPLICATED, REPLICATED), (split(0), split(1)), (split(0), REPLICATED)]
-    for near_bytes, written in ((2 * WHOLE, [0, 0, WHOLE]), (None, [0, 0, 0])):
+    for near_bytes, written in ((FITTING, [0, 0, WHOLE]), (None, [0, 0, 0])):
         costs = costs_of(near_bytes)
         found = [costs.write_s(costs.graph.type_of(0), *way) * CLUSTER.device.memory_bytes_per_s for way in ways]
         assert found == pytest.approx(written)
