@@ -26,10 +26,10 @@ from rhino.ir.request.patterns import matches
 from rhino.passes.pipeline.batch_program import COPY, value_of
 from rhino.strategies.microbatch.time_axis import Marks, Phase, Propagation
 
-PER_PART: Final = "per-part"
+_PER_PART: Final = "per-part"
 """What asks for statistics of each micro-batch; patterns of names of ops may follow a colon."""
 
-STATISTIC: Final = "rhino.statistic"
+_STATISTIC: Final = "rhino.statistic"
 """On a conversion that changes nothing, what it stands for."""
 _SUM, _EXTREME, _SHARE = "sum", "extreme", "share"
 
@@ -42,7 +42,7 @@ class Statistics:
 
     def marks(self, program: Program) -> Marks:
         """Returns the ops of a program that are marked, and those that may be statistics."""
-        kinds = {number: _kind(op) for number, op in enumerate(program.ops) if STATISTIC in op.attributes}
+        kinds = {number: _kind(op) for number, op in enumerate(program.ops) if _STATISTIC in op.attributes}
         return Marks(
             frozenset(number for number, op in enumerate(program.ops) if COPY in op.attributes),
             frozenset(number for number, op in enumerate(program.ops) if self.allows(op)),
@@ -66,12 +66,12 @@ def parse_statistics(text: str, file: str) -> Statistics:
     """
     how, colon, names = text.partition(":")
     patterns = tuple(name.strip() for name in names.split(";") if name.strip())
-    if text and (how.strip() != PER_PART or (colon and not patterns)):
+    if text and (how.strip() != _PER_PART or (colon and not patterns)):
         raise RhinoError(
             "RHI-BATCH-008",
             f"batch statistics '{text}' are not known",
             Place(file),
-            fix=f"give {PER_PART}, or {PER_PART}:NAME;NAME with patterns of the names of ops",
+            fix=f"give {_PER_PART}, or {_PER_PART}:NAME;NAME with patterns of the names of ops",
         )
     return Statistics(patterns if colon or not text else None)
 
@@ -107,7 +107,7 @@ def mark_statistics(program: Program, found: Propagation) -> None:
 def settle_statistics(entry: ir.Operation, parts: int) -> tuple[ir.Location, ...]:
     """Writes what the conversions stand for into the program of a part; returns where its own values are made."""
     places = []
-    for op in [op for op in walk(entry) if STATISTIC in op.attributes]:
+    for op in [op for op in walk(entry) if _STATISTIC in op.attributes]:
         value, kind = op.operands[0], _kind(op)
         if kind != _SHARE:
             places.append(op.location)
@@ -122,7 +122,7 @@ def settle_statistics(entry: ir.Operation, parts: int) -> tuple[ir.Location, ...
 
 
 def _kind(op: ir.Operation) -> str:
-    return str(ir.StringAttr(op.attributes[STATISTIC]).value)
+    return str(ir.StringAttr(op.attributes[_STATISTIC]).value)
 
 
 def _mark(value: ir.Value[Any], kind: str) -> ir.Operation:
@@ -131,5 +131,5 @@ def _mark(value: ir.Value[Any], kind: str) -> ir.Operation:
     assert made is not None
     with ir.InsertionPoint.after(made), made.location:
         convert: ir.Operation = stablehlo.ConvertOp(value.type, value).operation
-    convert.attributes[STATISTIC] = ir.StringAttr.get(kind)
+    convert.attributes[_STATISTIC] = ir.StringAttr.get(kind)
     return convert

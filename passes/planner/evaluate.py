@@ -79,7 +79,7 @@ And in two for each device.
 CONSTRAINTS: Final = ("axis-role", "constraints", "forbid", "pin", "scope")
 """Options that are constraints on how tensors lie and ops run."""
 
-_BY_NAME: Final = (*CONSTRAINTS, "batch", "pad", "no-batch", "batch-statistics")
+_BY_NAME: Final = (*CONSTRAINTS, *BATCH, "pad")
 """Options that speak of tensors and ops by name, of which a step with fewer layers does not have all."""
 
 Timed: TypeAlias = list[tuple[float, str, Order, StageEstimate]]

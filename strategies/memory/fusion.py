@@ -6,7 +6,7 @@ each of them where the compiler thinks that it is cheap:
 
 - "cheap", of XLA:CPU (`InstructionFusion`): a costly op is not, a pad is not, nor is what a reduction reads. Division
   by what is broadcast is cheap, for it is multiplication by the inverse.
-- "products", of XLA:TPU: costly ops are computed again. Kernels hold products, too, one each, with what the product
+- "products", of XLA:TPU: costly ops are recomputed. Kernels hold products, too, one each, with what the product
   reads and what reads it: of a GELU between two products one tensor lies in memory, not two (libtpu 0.0.51: steps of
   products of random sizes, 2026-11-24).
 - "all", of XLA:GPU (`PriorityFusion`, which goes by the bytes that are moved): everything.

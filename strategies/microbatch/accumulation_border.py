@@ -32,7 +32,7 @@ def settle_border(found: Propagation) -> None:
         for value in range(graph.num_values)
         if found.lays[value].phase == Phase.LOOP and found.lays[value].is_partial
     ]
-    inside = {op for loop in graph.loops for op in found.body(loop)} | found.loops.keys() | found.ends.keys()
+    inside = _in_loops(graph)
     flows: list[tuple[int, int]] = []
     needed = {
         value for value in graph.returns if found.lays[value].phase == Phase.LOOP and found.lays[value].is_partial
@@ -64,7 +64,7 @@ def settle_means(found: Propagation) -> None:
     """
     graph = found.graph
     own = [value for value in range(graph.num_values) if found.lays[value].is_own]
-    inside = {op for loop in graph.loops for op in found.body(loop)} | found.loops.keys() | found.ends.keys()
+    inside = _in_loops(graph)
     flows: list[tuple[int, int]] = []
     behind = {value for value in graph.returns if found.lays[value].is_own}
     in_loop = set[int]()
@@ -72,7 +72,7 @@ def settle_means(found: Propagation) -> None:
         reads = [value for value in found.reads[op] if found.lays[value].is_own]
         if found.phases[op] == Phase.APPLY:
             behind.update(reads)
-        elif op in inside or op in found.led_by or not all(found.lays[value].is_own for value in found.gives[op]):
+        elif op in inside or op in found.needed_own or not all(found.lays[value].is_own for value in found.gives[op]):
             in_loop.update(reads)
         else:
             flows += [(value, result) for value in reads for result in found.gives[op]]
@@ -84,6 +84,11 @@ def settle_means(found: Propagation) -> None:
     for value in own:
         if value not in near:
             found.settle(int(graph.value_op[value]), Phase.APPLY, None)
+
+
+def _in_loops(graph: Graph) -> set[int]:
+    """Returns the ops of loops of the program: they, their bodies and their ends."""
+    return {op for loop in graph.loops for op in range(loop.op, loop.end + 1)}
 
 
 def _leading_to_state(graph: Graph) -> set[int]:

@@ -84,7 +84,7 @@ class BatchRequest:
     """What is asked for.
 
     `parts` is how many parts, `batch` the dims of the batch where they are given, `no_batch` the arguments that have
-    none. Of the graph it is said which ops are marked, and what the condition of each loop reads (`tested`).
+    none. `marks` are the marked ops of the graph, and `tested` what the condition of each loop reads.
     """
 
     parts: int

@@ -145,10 +145,10 @@ class Propagation:
         self.copies: dict[tuple[int, int], None] = {}
         self.meetings: dict[int, Meeting] = {}
         self.statistics: dict[int, None] = {}
-        self.given = _following_from_arguments(graph) if marks.may_be_own else set[int]()
-        self.led_by: set[int] = set()
+        self.from_arguments = _from_arguments(graph) if marks.may_be_own else set[int]()
+        self.needed_own: set[int] = set()
         """Ops that follow from statistics alone, and that blocks need."""
-        self.first = 0
+        self.body_start = 0
         """The first op of the body that is decided, or of the program."""
         self.cheap = bytearray(graph.num_values)
         """What follows from the batch without a heavy op."""
@@ -174,8 +174,8 @@ class Propagation:
 
     def _run(self, first: int, last: int, body: int) -> None:
         """Decides ops of a body that begins at op `body`."""
-        op, outside = first, self.first
-        self.first = body
+        op, outside = first, self.body_start
+        self.body_start = body
         while op < last:
             loop = self.loops.get(op)
             if loop is not None:
@@ -184,7 +184,7 @@ class Propagation:
             else:
                 self._decide(op)
                 op += 1
-        self.first = outside
+        self.body_start = outside
 
     def _decide(self, op: int) -> None:
         cls, values = self.classes[op], self.reads[op]
@@ -219,20 +219,20 @@ class Propagation:
         """Returns how an op runs in the loop that only follows from what parts have of their own, None if after it."""
         if op in self.marks.shares:
             return State((REPLICATE,), (REPLICATED,), (PARTIAL,))
-        in_body = self.first > 0  # all of a loop is in one phase
-        is_own = self.marks.owns or in_body or op in self.led_by or not self._reads_given(op)
+        in_body = self.body_start > 0  # all of a loop is in one phase
+        is_own = self.marks.owns or in_body or op in self.needed_own or not self._reads_from_arguments(op)
         return replicate(self.classes[op], 1) if is_own else None
 
-    def _reads_given(self, op: int) -> bool:
+    def _reads_from_arguments(self, op: int) -> bool:
         """Says whether an op reads what follows from arguments alone, such as a parameter and its moments."""
-        return any(self.lays[value].phase == Phase.SETUP and value in self.given for value in self.reads[op])
+        return any(self.lays[value].phase == Phase.SETUP and value in self.from_arguments for value in self.reads[op])
 
     def _takes_statistics(self, op: int) -> bool:
         """Decides an op anew that cannot run in the loop, with sums that each part takes for itself.
 
         Returns false, and changes nothing, where what it needs whole does not follow from such sums.
         """
-        first = self.first
+        first = self.body_start
         sums, behind, waiting = set[int](), set[int](), [op]
         while waiting:
             one = waiting.pop()
@@ -250,11 +250,11 @@ class Propagation:
                 else:
                     behind.add(made)
                     waiting.append(made)
-        new = sums | (behind - self.led_by)
+        new = sums | (behind - self.needed_own)
         if not new:
             return False
         self.statistics.update(dict.fromkeys(sorted(sums)))
-        self.led_by |= behind
+        self.needed_own |= behind
         again = min(new)
         for one in range(again, op + 1):
             self._forget_copies(one)
@@ -462,7 +462,7 @@ class Propagation:
         )
 
 
-def _following_from_arguments(graph: Graph) -> set[int]:
+def _from_arguments(graph: Graph) -> set[int]:
     """Returns the arguments, and the values that follow from any."""
     found = set(range(len(graph.arguments)))
     for op in range(graph.num_ops):

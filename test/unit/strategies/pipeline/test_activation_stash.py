@@ -149,7 +149,7 @@ def test_a_mask_is_kept_and_not_the_random_bits_or_the_numbers_that_it_is_made_o
 
 
 def test_backward_pass_begins_before_gradients_are_made():
-    """Layers that keep little hold most where they compute again, which is in the backward pass."""
+    """Layers that keep little hold most where they recompute, which is in the backward pass."""
 
     def layer(x, p):
         return x + jnp.tanh(x @ p["up"]) @ p["down"]
