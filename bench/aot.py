@@ -139,10 +139,10 @@ class Asked:
             candidate.why,
         )
 
-    def rows(self) -> Iterator[Row]:
-        """Yields the rows of all plans, in the order in which they were compiled."""
-        text, cluster = step_text(self.model), load_cluster(self.cluster)
-        comparer = Comparer(
+    def comparer(self, text: bytes) -> Comparer:
+        """Returns what compares plans of the model, whose step is `text`."""
+        cluster = load_cluster(self.cluster)
+        return Comparer(
             read=lambda: read_module(text, self.model, make_context()),
             name=self.model,
             options={"cluster": self.cluster, "mesh": self.mesh},
@@ -152,6 +152,11 @@ class Asked:
             most=self.compiles,
             on_compile=lambda what: say(f"  {self.model} on {self.cluster} {self.mesh}: {what}"),
         )
+
+    def rows(self) -> Iterator[Row]:
+        """Yields the rows of all plans, in the order in which they were compiled."""
+        text = step_text(self.model)
+        comparer = self.comparer(text)
         try:
             judged = comparer.run()
             if judged.missing:

@@ -37,7 +37,7 @@ def splitting_cluster(memory_bytes_per_s: float = 1e9, link_bytes_per_s: float =
     """Returns a cluster file: eight devices so slow, on links so fast, that it pays to split the tiniest tensor."""
     cluster = load_cluster("v100x8")
     slow = tuple((name, 1e9) for name, _ in cluster.device.flops_per_s)
-    device = replace(cluster.device, flops_per_s=slow, hbm_bytes_per_s=memory_bytes_per_s)
+    device = replace(cluster.device, flops_per_s=slow, hbm_bytes_per_s=memory_bytes_per_s, workspace_bytes=None)
     fast: dict[str, Any] = {"latency_s": 1e-12, "port_bytes_per_s": link_bytes_per_s, "partial_bytes_per_s": ()}
     levels = tuple(replace(level, **fast) for level in cluster.levels)
     named = replace(cluster, name="splitting", about="slow devices, fast links", device=device, levels=levels)

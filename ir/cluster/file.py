@@ -37,7 +37,7 @@ _DEVICE_FIGURES: Final = (
     "memory_efficiency",
 )
 _MEASURED_FIGURES: Final = ("launch_s", "array_s", "op_s", "vector_per_s", "costly_per_s")
-_NEAR: Final = "near_memory_bytes"
+_BYTES_FIGURES: Final = ("near_memory_bytes", "workspace_bytes")
 _ORIGIN: Final = ("date", "machine", "platform", "device_kind", "jaxlib")
 MOST_DEVICES: Final = 1 << 20
 """Devices of a cluster: ten times those of the largest that there are (some 100,000, 2025), and few enough to list."""
@@ -101,7 +101,7 @@ def cluster_to_text(cluster: Cluster) -> str:
 
 
 def _known(device: Device) -> list[str]:
-    return [key for key in (_NEAR, *_MEASURED_FIGURES) if getattr(device, key) is not None]
+    return [key for key in (*_BYTES_FIGURES, *_MEASURED_FIGURES) if getattr(device, key) is not None]
 
 
 def _level_lines(level: Level) -> list[str]:
@@ -169,7 +169,7 @@ def _origin(table: Table) -> Origin:
 
 
 def _device(table: Table, operators: tuple[Operator, ...]) -> Device:
-    table.keys("kind", "flops_per_s", *_DEVICE_FIGURES, optional=("platform", _NEAR, *_MEASURED_FIGURES))
+    table.keys("kind", "flops_per_s", *_DEVICE_FIGURES, optional=("platform", *_BYTES_FIGURES, *_MEASURED_FIGURES))
     platform = next((name for name in PLATFORMS if name == table.data.get("platform", "gpu")), None)
     if platform is None:
         table.fail("platform", f"one of {', '.join(PLATFORMS)}")
@@ -179,8 +179,8 @@ def _device(table: Table, operators: tuple[Operator, ...]) -> Device:
     if not flops.data:
         table.fail("flops_per_s", "at least one element type")
     rates = tuple((key, flops.number(key)) for key in FLOPS_KEYS if key in flops.data)
-    near = [_NEAR] if _NEAR in table.data else []
-    sources = [(key, table.source(key)) for key in (*_DEVICE_FIGURES, *near, *measured)]
+    counts = [key for key in _BYTES_FIGURES if key in table.data]
+    sources = [(key, table.source(key)) for key in (*_DEVICE_FIGURES, *counts, *measured)]
     sources += [(f"flops_per_s.{key}", flops.source(key)) for key, _ in rates]
     return Device(
         kind=table.text("kind"),
@@ -193,9 +193,14 @@ def _device(table: Table, operators: tuple[Operator, ...]) -> Device:
         sources=tuple(sources),
         platform=platform,
         operators=operators,
-        near_memory_bytes=table.figure_table(_NEAR).count("value") if near else None,
+        near_memory_bytes=_count(table, "near_memory_bytes"),
+        workspace_bytes=_count(table, "workspace_bytes"),
         **{key: table.number(key) for key in measured},
     )
+
+
+def _count(table: Table, key: str) -> int | None:
+    return table.figure_table(key).count("value") if key in table.data else None
 
 
 def _level(table: Table) -> Level:

@@ -118,8 +118,8 @@ class Device:
     Units: `flops_per_s` is the peak of matrix units by element type, one multiply-add counted as two, dense;
     `hbm_bytes` the memory, of which a program may use `usable_hbm_fraction`; `hbm_bytes_per_s` the peak.
     `matmul_efficiency` and `memory_efficiency` are the fractions of the two peaks that large programs reach.
-    `near_memory_bytes` is what a compiler has of a memory nearer to the units, for values of one program; None where
-    there is none.
+    `near_memory_bytes` is what a compiler has of a memory nearer to the units, for values of one program, and
+    `workspace_bytes` what a library's product takes beside its operands and result; None where there is nothing such.
 
     Measured, where known: `launch_s` is the fixed time of launching a program and `array_s` what each array that it
     takes or gives adds; `op_s` is the fixed time of an op which is a kernel of its own; `vector_per_s` is how many
@@ -137,6 +137,7 @@ class Device:
     sources: Pairs
     platform: Platform = "gpu"
     near_memory_bytes: int | None = None
+    workspace_bytes: int | None = None
     launch_s: float | None = None
     array_s: float | None = None
     op_s: float | None = None
@@ -164,6 +165,11 @@ class Device:
     def memory_bytes_per_s(self) -> float:
         """What a large element-wise program reaches, bytes read plus bytes written: peak x `memory_efficiency`."""
         return self.hbm_bytes_per_s * self.memory_efficiency
+
+    @property
+    def near_bytes(self) -> int:
+        """The near memory that holds values for longer than a kernel runs: two thirds; 0 where there is none."""
+        return (self.near_memory_bytes or 0) * 2 // 3
 
     @property
     def usable_hbm_bytes(self) -> int:

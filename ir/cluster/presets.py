@@ -12,6 +12,8 @@ _XLA_GPU_MEMORY = (
     "JAX's allocator takes 75 % of a GPU's memory unless XLA_CLIENT_MEM_FRACTION says otherwise (JAX docs)"
 )
 
+_WORKSPACE = "what XLA:GPU of jaxlib 0.10.2 gives each product of cuBLAS"
+
 _V100_MEMORY = f"""
 hbm_bytes = {{ value = 34359738368, source = "NVIDIA V100 data sheet (2020): 32 GB HBM2, that is 32 GiB; \
 ECC takes none of it" }}
@@ -19,6 +21,7 @@ usable_hbm_fraction = {{ value = 0.75, source = "{_XLA_GPU_MEMORY}" }}
 matmul_efficiency = {{ value = 0.75, source = "Rhino paper, section 7.2: up to 75.9 % of peak over a whole GPT step" }}
 memory_efficiency = {{ value = 0.83, source = "estimate, after Jia et al., Dissecting Volta (2018): \
 about 750 of 900 GB/s" }}
+workspace_bytes = {{ value = 4194304, source = "{_WORKSPACE}: 4 MiB" }}
 """
 
 _V100_SXM2: Final = f"""
@@ -52,6 +55,7 @@ usable_hbm_fraction = {{ value = 0.75, source = "{_XLA_GPU_MEMORY}" }}
 hbm_bytes_per_s = {{ value = 2.039e12, source = "NVIDIA A100 data sheet (2021), SXM 80GB: 2039 GB/s" }}
 matmul_efficiency = {{ value = 0.8, source = "estimate: large cuBLAS products reach 250 of 312 bf16 TFLOPS" }}
 memory_efficiency = {{ value = 0.85, source = "estimate: stream-like kernels" }}
+workspace_bytes = {{ value = 4194304, source = "{_WORKSPACE}: 4 MiB" }}
 [device.flops_per_s]
 f64 = {{ value = 19.5e12, source = "NVIDIA A100 data sheet (2021): FP64 tensor core 19.5 TFLOPS" }}
 f32 = {{ value = 19.5e12, source = "NVIDIA A100 data sheet (2021): FP32 19.5 TFLOPS" }}
@@ -66,6 +70,7 @@ _H100_SHEET = "NVIDIA H100 data sheet (2023), SXM"
 _HOPPER_RATES = f"""matmul_efficiency = {{ value = 0.65, source = "estimate: large cuBLAS products reach 600 to 700 \
 of 989 bf16 TFLOPS under the power limit" }}
 memory_efficiency = {{ value = 0.9, source = "estimate: stream-like kernels" }}
+workspace_bytes = {{ value = 33554432, source = "{_WORKSPACE}: 32 MiB" }}
 [device.flops_per_s]
 f64 = {{ value = 67e12, source = "{_H100_SHEET}: FP64 tensor core 67 TFLOPS" }}
 f32 = {{ value = 67e12, source = "{_H100_SHEET}: FP32 67 TFLOPS" }}
@@ -106,6 +111,7 @@ usable_hbm_fraction = {{ value = 0.75, source = "{_XLA_GPU_MEMORY}" }}
 hbm_bytes_per_s = {{ value = 7.67e12, source = "what the driver reports: 3996 MHz memory clock, 7672 GB/s" }}
 matmul_efficiency = {{ value = 0.65, source = "estimate: as on H100" }}
 memory_efficiency = {{ value = 0.9, source = "estimate: as on H100" }}
+workspace_bytes = {{ value = 33554432, source = "{_WORKSPACE}: 32 MiB" }}
 [device.flops_per_s]
 f64 = {{ value = 37e12, source = "{_B200_SHEET}: FP64 37 TFLOPS" }}
 f32 = {{ value = 75e12, source = "{_B200_SHEET}: FP32 75 TFLOPS" }}

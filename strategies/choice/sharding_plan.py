@@ -11,6 +11,7 @@ from rhino.ir.graph.graph import BARRIER, Graph, Loop, OpClass
 from rhino.ir.graph.spec import REPLICATED, Spec, partial_axes, split_axes
 from rhino.strategies.choice.choice import Choice
 from rhino.strategies.cost.candidates import State, following, strategies
+from rhino.strategies.cost.cost_model import CostModel
 from rhino.strategies.cost.reshard import ReshardStep, moves, sent
 from rhino.strategies.cost.target import TARGETS, Target
 
@@ -35,8 +36,8 @@ class ShardingPlan:
     """How one graph runs on a mesh with axes of `sizes`.
 
     `ops[o]` is the state of op `o`, `specs[v]` how value `v` is stored, `returned[r]` how result `r` leaves the
-    function. `target` is the platform whose compiler makes the program,
-    `near_bytes` what that has of a memory nearer to the units.
+    function. `target` is the platform whose compiler makes the program, `model` prices ops on one device of it, where
+    that is known.
     """
 
     graph: Graph
@@ -45,7 +46,7 @@ class ShardingPlan:
     specs: tuple[Spec, ...]
     returned: tuple[Spec, ...]
     target: Target = TARGETS["gpu"]
-    near_bytes: int = 0
+    model: CostModel | None = None
 
     def transfers(self) -> Iterator[Transfer]:
         """Yields every collective, in program order."""
@@ -152,8 +153,7 @@ def make_plan(choice: Choice, chosen: Sequence[int] | Ints) -> ShardingPlan:
         if graph.cls(op).name == BARRIER:
             ops[op] = handing_on(graph, op, specs)
     every = _with_free(graph, sizes, ops, specs, returned)
-    near_bytes = choice.model.device.near_memory_bytes or 0
-    return ShardingPlan(graph, sizes, every, tuple(specs), tuple(returned), choice.model.target, near_bytes)
+    return ShardingPlan(graph, sizes, every, tuple(specs), tuple(returned), choice.model.target, choice.model)
 
 
 def loop_states(graph: Graph, loop: Loop, specs: Sequence[Spec]) -> tuple[State, State]:

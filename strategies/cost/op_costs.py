@@ -36,7 +36,7 @@ class OpCosts:
         self.graph, self.model, self.sizes = graph, model, model.sizes
         self.in_memory, self.in_place = in_memory, in_place
         self.from_memory = values_from_memory(graph, in_memory)
-        self.near_bytes = (model.device.near_memory_bytes or 0) * 2 // 3
+        self.near_bytes = model.device.near_bytes
         self.is_given, self.is_kept = _at_ends(graph) if self.near_bytes else ([False] * graph.num_values,) * 2
 
     def state_s(self, op: int, state: State) -> float:

@@ -24,10 +24,15 @@ class Target:
     together with others of their kind, at most `joined_bytes` at a time, where these need not wait for each other.
     `hoists` says whether what is the same each time round a loop is computed before it, gathers of weights among it.
     `widens_halves` says whether arithmetic on bf16 and f16 is done, and kept in memory, in f32.
-    `fusion` says what its compiler computes in one kernel (strategies/memory/fusion.py). `tile` are the rows and the
-    columns to whose multiples the last two dims of an argument are padded, in the order of dims that pads least.
-    `updates_in_layouts` says whether arguments are copied to the layouts of their updates
-    (strategies/memory/layout_copies.py).
+
+    Of memory: `is_depth_first` says whether ops run depth first from the results (strategies/memory/op_order.py).
+    `slack` is the share of temporaries by which programs take more than is alive at a time: for gaps between buffers,
+    and for what lies longer so that collectives go on while something is computed. `expands_selections` says whether a
+    `select_and_scatter` is written out, by indices of what is selected, and `selects` whether a scatter that writes an
+    element at most once is computed element by element: what is written where its index is, else what was there.
+    `fusion` says what is computed in one kernel (strategies/memory/fusion.py). `tile` are the rows and the columns to
+    whose multiples two dims of a tensor are padded (strategies/memory/tiles.py). `updates_in_layouts` says whether
+    arguments are copied to the layouts of their updates (strategies/memory/layout_copies.py).
     """
 
     platform: Platform
@@ -37,8 +42,12 @@ class Target:
     joined_bytes: int = 0
     hoists: bool = False
     widens_halves: bool = False
+    is_depth_first: bool = False
+    slack: float = 0.1
+    expands_selections: bool = True
     fusion: Fusion = "cheap"
     tile: tuple[int, int] = (1, 1)
+    selects: bool = False
     updates_in_layouts: bool = False
 
     def hides_gathers(self, device: Device) -> bool:
@@ -63,7 +72,7 @@ class Target:
 
 
 TARGETS: Final[dict[Platform, Target]] = {
-    "cpu": Target("cpu", hoists=True, widens_halves=True),
+    "cpu": Target("cpu", hoists=True, widens_halves=True, is_depth_first=True),
     # JAX's documentation of `default_matmul_precision`: TF32 on NVIDIA GPUs that have it (compute capability 8.0 on).
     # Collectives have `-start` and `-done` in what XLA:GPU of jaxlib 0.10.2 compiles; the thresholds of its combiners
     # are the defaults in xla/service/collective_utils.h, 30 MiB each.
@@ -73,6 +82,7 @@ TARGETS: Final[dict[Platform, Target]] = {
         hides_gathers_on=("",),
         joined=frozenset({"all_gather", "reduce_scatter", "all_reduce"}),
         joined_bytes=30 * 2**20,
+        slack=0.2,
         fusion="all",
     ),
     # The same page: one pass of bf16 for the default, three for "high", six for "highest".
@@ -84,8 +94,11 @@ TARGETS: Final[dict[Platform, Target]] = {
         "tpu",
         f32_products={"default": ("bf16", 1), "high": ("bf16", 3), "highest": ("bf16", 6)},
         hides_gathers_on=("TPU v5e", "TPU v5 lite"),
+        slack=0.2,
+        expands_selections=False,
         fusion="products",
         tile=(8, 128),
+        selects=True,  # libtpu 0.0.51: the gradient of a loss by index is an `iota`, a comparison and a `select`
         updates_in_layouts=True,
     ),
 }

@@ -1,4 +1,4 @@
-"""In what element type values are moved between devices.
+"""In what element type values lie, and are moved between devices.
 
 XLA:TPU converts the operands of an f32 product at default precision to bf16. It converts before collectives that only
 move data, transposes and reshapes, where nobody reads the value otherwise. A value that something else reads too, and
@@ -16,13 +16,13 @@ from rhino.ir.graph.graph import Graph, OpClass
 from rhino.strategies.cost.cost_model import PRODUCTS
 from rhino.strategies.cost.target import Target
 
-_CONVERTED_BEFORE: Final = frozenset({"stablehlo.transpose", "stablehlo.reshape"})
-"""Ops that do the same to elements of any type, and give as many as they read."""
+_CONVERTED_BEFORE: Final = frozenset({"stablehlo.transpose", "stablehlo.reshape", "all_gather", "all_to_all"})
+"""Ops that do the same to elements of any type; in the program of a device collectives are ops."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Narrow:
-    """Which values are moved in elements half as wide.
+    """Which values lie in memory, and are moved, in elements half as wide.
 
     Shapes: `reads` [ops] are the ops to which their f32 operands come so, `stored` [values] the values all of whose
     readers are such.

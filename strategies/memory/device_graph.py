@@ -3,8 +3,9 @@
 It is what localizing writes (`rhino.passes.sharding.localize`), with what XLA's backends put in before they decide what
 is fused: a gather or a reduce-scatter along a dim that is not the outermost copies its operand so that it is, and its
 result back; an all-to-all copies both as well; a product wants the dims of its operands in an order of its own, and
-reads transposes of what lies so. What is added to a scatter over zeros is added up, and scattered into. What is cut out
-of a value, or copied to an order, twice is so once. On a mesh of one device nothing is sent.
+reads transposes of what lies so. What is added to a scatter over zeros is added up, and scattered into; where a scatter
+writes an element at most once, a target may select instead. What is cut out of a value, or copied to an order, twice is
+so once. On a mesh of one device nothing is sent.
 
 Ops keep their names and rules. Sizes are those of a device, so that no spec is left.
 """
@@ -28,6 +29,7 @@ from rhino.strategies.structure.loop_nesting import regions
 
 _COPY, _VIEW, _SLICE, _CUT = "stablehlo.transpose", "stablehlo.reshape", "stablehlo.slice", "stablehlo.dynamic_slice"
 _ADD: Final = "stablehlo.add"
+_SELECT: Final = "stablehlo.select"
 
 
 def device_graph(plan: ShardingPlan) -> Graph:
@@ -230,7 +232,7 @@ class _Writer:
         """
         graph, found, passed = self.graph, dict[int, int](), set[int]()
         for scatter in [op for op, number in enumerate(self.class_of) if graph.classes[number].name == COPIED_UPDATE]:
-            op = self.adder_alone(scatter)
+            op = -1 if self.selects(scatter) else self.adder_alone(scatter)
             if op < 0 or op in passed or int(graph.operands(scatter)[0]) not in graph.zeros:
                 continue
             passed.add(op)
@@ -239,6 +241,13 @@ class _Writer:
                 passed.add(op)
             found[op] = scatter
         return found
+
+    def selects(self, op: int) -> bool:
+        """Says whether an op is a scatter that is computed element by element."""
+        cls = self.graph.cls(op)
+        if not self.plan.target.selects or cls.name != COPIED_UPDATE or cls.rule is None:
+            return False
+        return all(cls.rule.sizes[factor] == 1 for factor in cls.rule.reduction)
 
     def adder_alone(self, op: int) -> int:
         """Returns the sum that alone reads what an op gives, where it is made, and as it is made; -1 for none."""
@@ -325,7 +334,9 @@ class _Writer:
             results = tuple(
                 [_local(kind, spec, sizes) for kind, spec in zip(cls.results, state.result_specs, strict=True)]
             )
-            self.forms[key] = self.form(replace(cls, operands=operands, results=results))
+            flops = cls.flops // state.num_shares(sizes) if state.strategy else cls.flops
+            local = replace(cls, operands=operands, results=results, flops=flops)
+            self.forms[key] = self.form(replace(local, name=_SELECT, fusible=True) if self.selects(op) else local)
         return self.forms[key]
 
     def plain(self, name: str, before: int, after: int, free: bool) -> _Form:

@@ -6,9 +6,9 @@ each of them where the compiler thinks that it is cheap:
 
 - "cheap", of XLA:CPU (`InstructionFusion`): a costly op is not, a pad is not, nor is what a reduction reads. Division
   by what is broadcast is cheap, for it is multiplication by the inverse.
-- "products", of XLA:TPU: costly ops are recomputed. Kernels hold products, too, one each, with what the product
-  reads and what reads it: of a GELU between two products one tensor lies in memory, not two (libtpu 0.0.51: steps of
-  products of random sizes, 2026-11-24).
+- "products", of XLA:TPU: costly ops are recomputed, for reductions too. Kernels hold products and convolutions, too,
+  one each, with what the product reads and what reads it: of a GELU between two products one tensor lies in memory, not
+  two (libtpu 0.0.51: steps of products of random sizes, 2026-11-24; softmax and its gradient, 2026-11-26).
 - "all", of XLA:GPU (`PriorityFusion`, which goes by the bytes that are moved): everything.
 """
 
@@ -18,8 +18,8 @@ from collections.abc import Collection, Mapping, Set
 from typing import Final
 
 from rhino.ir.graph.graph import BARRIER, COSTLY, PART_UPDATE, REDUCE, REPEATS, Graph
+from rhino.strategies.cost.cost_model import PRODUCTS
 from rhino.strategies.cost.target import Fusion
-from rhino.strategies.memory.buffers import PRODUCT
 
 _MOST_KERNELS: Final = 64
 """What more kernels would compute lies in memory."""
@@ -43,7 +43,7 @@ def in_memory(graph: Graph, stored: Collection[int], fusion: Fusion) -> list[boo
     for op in range(graph.num_ops - 1, -1, -1):
         cls, results = graph.cls(op), graph.results(op)
         inside = {op}
-        is_product = fusion == "products" and cls.name == PRODUCT
+        is_product = fusion == "products" and cls.name in PRODUCTS
         if len(results) == 1 and (cls.fusible or cls.is_view or is_product) and results.start not in from_memory:
             read_by = kernels[results.start]
             if is_product:
@@ -82,7 +82,7 @@ def _is_repeated(graph: Graph, op: int, kernels: Collection[int], fusion: Fusion
         return False
     name = graph.cls(op).name
     cheap = name not in _ONCE[fusion] or (name == _DIVIDE and _is_broadcast(graph, int(graph.operands(op)[1])))
-    return cheap and (fusion == "all" or not any(graph.cls(kernel).name == REDUCE for kernel in kernels))
+    return cheap and (fusion != "cheap" or not any(graph.cls(kernel).name == REDUCE for kernel in kernels))
 
 
 def _is_broadcast(graph: Graph, value: int) -> bool:

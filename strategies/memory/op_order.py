@@ -1,9 +1,10 @@
 """When each op runs, and from when to when values are in memory.
 
 Only ops that write memory have a time, and barriers; what ops read through others that are computed inside them counts
-as read by them. They run depth first from the results (XLA's `DFSMemoryScheduler`): an op's operands one after the
-other, each with all that it needs, first those above which most values are read more than once, and among these the
-larger. So weights' gradients come after the chain of the activations' gradients. A loop's body is ordered by itself.
+as read by them. They run as they are written, or depth first from the results (XLA's `DFSMemoryScheduler`): an op's
+operands one after the other, each with all that it needs, first those above which most values are read more than once,
+and among these the larger. So weights' gradients come after the chain of the activations' gradients, where in a program
+that JAX has written they stand between. A loop's body is ordered by itself.
 
 Each op has three times: its operands are brought to where it needs them, it computes, and its results are sent to where
 they are stored.
@@ -30,13 +31,17 @@ _Needs = dict[int, dict[int, None]]
 class OpOrder:
     """Times of ops and values.
 
-    Shapes: `start` and `stop` [ops] are when an op's operands are brought and when the last op that computes it does so
-    (an op that is computed inside others has theirs). `first` and `end` [values] are when a value is first read, and
-    the last time at which it must be in memory.
+    Shapes: `reads` [ops] are the values in memory that an op reads when it runs, through what is computed inside it;
+    nothing of an op that is computed inside others. `start` and `stop` [ops] are when an op's operands are brought and
+    when the last op that computes it does so (an op that is computed inside others has theirs). `uses` [values] are
+    when ops that run read a value, in order, `first` and `end` [values] when it is first read, and the last time at
+    which it must be in memory.
     """
 
+    reads: list[tuple[int, ...]]
     start: list[int]
     stop: list[int]
+    uses: list[list[int]]
     first: list[int]
     end: list[int]
     num_times: int
@@ -48,17 +53,18 @@ def schedule_of(graph: Graph) -> OpOrder:
     return schedule(graph, materialized(graph).tolist())
 
 
-def schedule(graph: Graph, in_memory: Sequence[bool]) -> OpOrder:
-    """Returns the schedule of `graph`, whose values in memory are as given.
+def schedule(graph: Graph, in_memory: Sequence[bool], *, is_depth_first: bool = True) -> OpOrder:
+    """Returns the schedule of `graph`, whose values in memory are as given: depth first, or as it is written.
 
     All others are computed inside their readers.
     """
-    return _Scheduler(graph, in_memory).run()
+    return _Scheduler(graph, in_memory, is_depth_first=is_depth_first).run()
 
 
 class _Scheduler:
-    def __init__(self, graph: Graph, in_memory: Sequence[bool]) -> None:
+    def __init__(self, graph: Graph, in_memory: Sequence[bool], *, is_depth_first: bool) -> None:
         self.graph = graph
+        self.is_depth_first = is_depth_first
         self.in_memory = in_memory
         self.classes = [graph.classes[c] for c in graph.op_class.tolist()]
         self.value_op: list[int] = graph.value_op.tolist()
@@ -110,7 +116,8 @@ class _Scheduler:
     def run(self) -> OpOrder:
         """Returns the schedule."""
         graph = self.graph
-        order = self.order(self.find_needs())
+        as_written = [op for op in range(graph.num_ops) if self.runs[op]]
+        order = self.order(self.find_needs()) if self.is_depth_first else as_written
         start, stop = [-1] * graph.num_ops, [-1] * graph.num_ops
         for number, op in enumerate(order):
             start[op], stop[op] = 3 * number, 3 * number + 1
@@ -134,7 +141,12 @@ class _Scheduler:
             # nobody reads it, as of what a loop carries in vain: it is there once it is made
             if first[value] > ends[value] and op >= 0:
                 first[value] = stop[op]
-        return OpOrder(start, stop, first, ends, num_times)
+        reads = [tuple(values) if runs else () for values, runs in zip(self.reads, self.runs, strict=True)]
+        uses: list[list[int]] = [[] for _ in range(graph.num_values)]
+        for op in order:
+            for value in reads[op]:
+                uses[value].append(start[op])
+        return OpOrder(reads, start, stop, uses, first, ends, num_times)
 
     # The order
 

@@ -8,50 +8,59 @@ alive at a time, and a margin for gaps between buffers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import permutations
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Final
 
 import numpy as np
 
-from rhino.ir.graph.graph import BARRIER, MOVES, REDUCE, UPDATES, WHILE, YIELD, Graph, TensorType
+from rhino.ir.arrays import Floats
+from rhino.ir.graph.graph import BARRIER, COPIED_UPDATE, MOVES, REDUCE, UPDATES, WHILE, YIELD, Graph
 from rhino.strategies.choice.choice import Choice
 from rhino.strategies.choice.sharding_plan import ShardingPlan, make_plan
+from rhino.strategies.cost.cost_model import PRODUCTS, CostModel
 from rhino.strategies.cost.target import Target
+from rhino.strategies.cost.wire import narrow
 from rhino.strategies.memory.buffers import selection_sizes
 from rhino.strategies.memory.copies import scheduled_copies
 from rhino.strategies.memory.device_graph import device_graph
 from rhino.strategies.memory.fusion import in_memory
 from rhino.strategies.memory.layout_copies import copied_arguments
 from rhino.strategies.memory.loop_invariants import loop_invariants
+from rhino.strategies.memory.near_memory import Span, near_spans, seconds_until
 from rhino.strategies.memory.op_order import schedule
 from rhino.strategies.memory.resident_rows import written_in_place
+from rhino.strategies.memory.tiles import compact_bytes, copied_to_rows, ends_for_convolutions, row_bytes
 from rhino.strategies.solver.problem import PeakOf
-
-_MARGIN: Final = 0.1
-"""What is added to temporaries, as a share of them, for gaps between buffers (docs/memory.md)."""
 
 _HALVES: Final = frozenset({"bf16", "f16"})
 _MOVED: Final = MOVES | {"stablehlo.gather"}
-
-Span = tuple[int, int, int]
-"""Bytes, and the first and last time at which they are alive."""
 
 
 def predicted_peak(plan: ShardingPlan) -> float:
     """Returns the bytes that a plan takes of a device's main memory at most.
 
-    Compilers keep temporaries in the nearer memory as far as they fit (XLA:TPU's memory space assignment).
+    Compilers keep temporaries in the nearer memory as far as they fit (strategies/memory/near_memory.py).
     """
-    lives = Lives(device_graph(plan), plan.target)
-    spans = np.array([one for one in lives.spans() if one[1] <= one[2]], dtype=np.int64).reshape(-1, 3)
-    size, start, end = spans.T
-    change = np.zeros(lives.num_times + 1)
+    lives = Lives(device_graph(plan), plan.target, (plan.model.device.workspace_bytes or 0) if plan.model else 0)
+    last = lives.num_times - 1
+    spans = [(span, uses) for span, uses in lives.spans() if span[1] <= span[2]]
+    temporary = [one for one in spans if one[0][1:] != (0, last)]
+    throughout = sum(span[0] for span, _ in spans) - sum(span[0] for span, _ in temporary)
+    alive = _alive([span for span, _ in temporary], lives.num_times)
+    if plan.model and plan.model.device.near_bytes:
+        near = near_spans(temporary, lives.clock(plan.model), plan.model)
+        alive = alive - np.minimum(_alive(list(near), lives.num_times), plan.model.device.near_bytes)
+    return throughout + float(alive.max(initial=0.0)) * (1 + plan.target.slack)
+
+
+def _alive(spans: Sequence[Span], num_times: int) -> Floats:
+    """Returns the bytes that are alive at each time [times]."""
+    size, start, end = np.array(spans, dtype=np.int64).reshape(-1, 3).T
+    change = np.zeros(num_times + 1)
     np.add.at(change, start, size)
     np.subtract.at(change, end + 1, size)
-    throughout = float(size[(start == 0) & (end == lives.num_times - 1)].sum())
-    temporary = max(float(np.cumsum(change).max()) - throughout - plan.near_bytes, 0.0)
-    return throughout + temporary * (1 + _MARGIN)
+    return np.cumsum(change)
 
 
 def peak_of(choice: Choice) -> PeakOf:
@@ -60,16 +69,18 @@ def peak_of(choice: Choice) -> PeakOf:
 
 
 class Lives:
-    """What a device's program keeps in memory, and from when to when."""
+    """What a device's program keeps in memory, and from when to when; each product takes `workspace_bytes`, too."""
 
-    def __init__(self, graph: Graph, target: Target) -> None:
-        self.graph, self.target = graph, target
+    def __init__(self, graph: Graph, target: Target, workspace_bytes: int = 0) -> None:
+        self.graph, self.target, self.workspace_bytes = graph, target, workspace_bytes
         self.hoisted = loop_invariants(graph) if target.hoists else {}
         self.in_memory = in_memory(graph, self.hoisted, target.fusion)
-        self.order = schedule(graph, self.in_memory)
+        self.order = schedule(graph, self.in_memory, is_depth_first=target.is_depth_first)
         self.num_times = self.order.num_times
         self.classes = [graph.cls(op) for op in range(graph.num_ops)]
         self.maker: list[int] = graph.value_op.tolist()
+        self.narrow = narrow(graph, target).stored
+        self.ends = ends_for_convolutions(graph)
         copies: list[int] = scheduled_copies(graph, self.order).tolist()
         self.num_bytes = [self.bytes_of(value) * copies[value] for value in range(graph.num_values)]
         self.operands = [graph.operands(op).tolist() for op in range(graph.num_ops)]
@@ -85,22 +96,34 @@ class Lives:
         """Returns the bytes of a value as the compiler keeps it; of halves, what is only moved stays as it is."""
         kind, op = self.graph.type_of(value), self.maker[value]
         if op < 0:
-            return _padded(kind, self.target.tile)
+            return compact_bytes(kind, self.target.tile)
         name = self.classes[op].name
         is_computed = name.startswith("stablehlo.") and name not in _MOVED and value not in self.graph.returns
-        return kind.num_bytes * (2 if self.target.widens_halves and kind.dtype in _HALVES and is_computed else 1)
+        if name == COPIED_UPDATE:
+            return row_bytes(kind, self.target.tile)
+        size = compact_bytes(kind, self.target.tile, self.ends[value]) if value in self.ends else kind.num_bytes
+        if self.narrow[value]:
+            return size // 2
+        return size * (2 if self.target.widens_halves and kind.dtype in _HALVES and is_computed else 1)
 
-    def spans(self) -> Iterator[Span]:
-        """Yields all that is alive."""
+    def clock(self, model: CostModel) -> Floats:
+        """Returns when times begin, in seconds of a step [times]."""
+        return seconds_until(self.graph, self.order, self.num_bytes, model)
+
+    def spans(self) -> Iterator[tuple[Span, Sequence[int] | None]]:
+        """Yields all that is alive, with the times at which it is read meanwhile; None for what is given to the caller.
+
+        Those times are left out where they are not known.
+        """
+        returned = set(self.graph.returns)
         for value in range(self.graph.num_values):
             if self.in_memory[value] and not self.is_free[value] and value not in self.in_place:
-                yield self.value(value)
-        yield from self.returned_copies()
-        yield from self.not_in_place()
-        yield from self.layout_copies()
+                yield self.value(value), None if value in returned else self.order.uses[value]
+        yield from ((span, None) for span in chain(self.returned_copies(), self.not_in_place()))
+        yield from ((span, ()) for span in self.layout_copies())
         for op, cls in enumerate(self.classes):
             if not cls.free:
-                yield from self.beside(op)
+                yield from ((span, ()) for span in self.beside(op))
 
     def value(self, value: int) -> Span:
         """Returns the life of a value that has memory of its own."""
@@ -135,9 +158,15 @@ class Lives:
 
     def layout_copies(self) -> Iterator[Span]:
         """Yields copies of arguments in the layouts of their updates, until these are computed."""
-        for result in copied_arguments(self.graph, self.taken_over) if self.target.updates_in_layouts else ():
-            value = self.graph.returns[result]
-            yield self.num_bytes[value], 0, self.order.stop[self.maker[value]]
+        if not self.target.updates_in_layouts:
+            return
+        for result, size in copied_arguments(self.graph, self.taken_over, self.target.tile):
+            yield size, 0, self.order.stop[self.maker[self.graph.returns[result]]]
+        for op in range(self.graph.num_ops):
+            for value in copied_to_rows(self.graph, op):
+                kind = self.graph.type_of(value)
+                if (size := row_bytes(kind, self.target.tile)) > compact_bytes(kind, self.target.tile):
+                    yield size, self.order.start[op], self.order.stop[op]
 
     def beside(self, op: int) -> Iterator[Span]:
         """Yields what an op needs beside operands and results: constants in memory, and its own temporaries."""
@@ -146,22 +175,9 @@ class Lives:
             for position, value in enumerate(self.operands[op]):
                 if self.is_free[value] and not (position == 0 and cls.name in UPDATES):
                     yield self.num_bytes[value], start, stop
-        if cls.name == "stablehlo.select_and_scatter":
+        if self.workspace_bytes and cls.name in PRODUCTS:
+            yield self.workspace_bytes, start, stop
+        if cls.name == "stablehlo.select_and_scatter" and self.target.expands_selections:
             inputs, outputs = selection_sizes(cls)
             yield from ((size, start, start) for size in inputs)
             yield from ((size, start, stop) for size in outputs)
-
-
-def _padded(kind: TensorType, tile: tuple[int, int]) -> int:
-    """Returns the bytes of an argument whose last two dims lie in tiles, with its dims in the order that pads least.
-
-    Of fewer rows than a tile has, tiles have as many as the next power of two.
-    """
-    most_rows, columns = tile
-    if tile == (1, 1) or len(kind.shape) < len(tile) or not kind.num_bytes:
-        return kind.num_bytes
-    sizes = []
-    for height, width in permutations(kind.shape, 2):
-        rows = min(most_rows, 1 << (height - 1).bit_length())
-        sizes.append(kind.num_bytes // (height * width) * -(-height // rows) * rows * -(-width // columns) * columns)
-    return min(sizes)

@@ -63,7 +63,7 @@ def plan_of(plan: ShardingPlan, part: PlanPart) -> ShardingPlan:
         found = replace(found, repeats=Repeats(repeats.times[ops], repeats.copies[values], repeats.run[ops]))
     states, specs = [plan.ops[op] for op in part.ops], [plan.specs[value] for value in values]
     returned = tuple(part.returns.values())
-    return ShardingPlan(found, plan.sizes, tuple(states), tuple(specs), returned, plan.target, plan.near_bytes)
+    return ShardingPlan(found, plan.sizes, tuple(states), tuple(specs), returned, plan.target, plan.model)
 
 
 def temporary_bytes(plan: ShardingPlan) -> float:

@@ -315,8 +315,7 @@ def devices(draw):
         key: draw(RATES)
         for key in draw(st.sets(st.sampled_from(("launch_s", "array_s", "op_s", "vector_per_s", "costly_per_s"))))
     }
-    if draw(st.booleans()):
-        measured["near_memory_bytes"] = draw(COUNTS)
+    measured |= {key: draw(COUNTS) for key in draw(st.sets(st.sampled_from(("near_memory_bytes", "workspace_bytes"))))}
     sources = {key: draw(TEXTS) for key in (*figures, *measured, *(f"flops_per_s.{key}" for key, _ in flops))}
     measured["operators"] = draw(
         st.sampled_from([(), (Operator("stablehlo.dot", "f8E4M3FN", ((1.0, 2e-9), (2.5, 2e-9)), "s"),)])
@@ -324,6 +323,7 @@ def devices(draw):
     order = (
         *figures,
         "near_memory_bytes",
+        "workspace_bytes",
         "launch_s",
         "array_s",
         "op_s",

@@ -1,5 +1,6 @@
 """What is alive when: ops in order, buffers and temporaries by hand, and predicted peaks against XLA's."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import jax
@@ -7,6 +8,7 @@ import pytest
 from choices import FOUR, S0, S1, UPDATE, P, R, choice_of, loop, pick
 from snippets import class_of, function, program_of, tensor
 
+from rhino.ir.cluster.cluster import cluster_to_text, load_cluster
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.graph.graph import TensorType, materialized
 from rhino.ir.graph.spec import pack
@@ -498,10 +500,19 @@ LAYERS = """func.func @main(%w: tensor<64x256xf32> {tf.aliasing_output = 0 : i32
 }"""
 
 
-def planned(mesh, budget):
+@pytest.fixture
+def hosts(tmp_path):
+    """The file of a cluster like s1x8, whose programs the compiler for hosts makes."""
+    cluster, file = load_cluster("s1x8"), tmp_path / "hosts.toml"
+    device = replace(cluster.device, platform="cpu", workspace_bytes=None)
+    file.write_text(cluster_to_text(replace(cluster, device=device)))
+    return file
+
+
+def planned(hosts, mesh, budget):
     """The annotated module and the answer, or the error that refuses the budget."""
     module, remarks = read_module(LAYERS.encode(), "layers", make_context()), Remarks("layers")
-    pipeline = f'auto-shard{{cluster="s1x8" mesh="{mesh}" budget="{budget}"}}'
+    pipeline = f'auto-shard{{cluster="{hosts}" mesh="{mesh}" budget="{budget}"}}'
     try:
         build_pass_manager(pipeline, module.context, remarks).run(module.operation)
     except RhinoError as error:
@@ -510,14 +521,14 @@ def planned(mesh, budget):
 
 
 @pytest.mark.parametrize("mesh", ["8", "2x4"])
-def test_predicted_peaks_against_xla_as_memory_tightens(mesh):
+def test_predicted_peaks_against_xla_as_memory_tightens(hosts, mesh):
     """Memory goes from all there is to too little.
 
     The peak is within the budget, near what XLA takes, and the step is never faster.
     """
-    ample = planned(mesh, "")[1].peak_bytes
+    ample = planned(hosts, mesh, "")[1].peak_bytes
     budgets = [int(ample * share) for share in (1.0, 0.7, 0.4, 0.2, 0.02)]
-    plans = [(budget, *planned(mesh, budget)) for budget in budgets]
+    plans = [(budget, *planned(hosts, mesh, budget)) for budget in budgets]
     *met, (_, _, refused) = plans
     assert (refused.id, len(refused.notes) > 1) == ("RHI-SOLVE-001", True)
     costs = [answer.cost for _, _, answer in met]
