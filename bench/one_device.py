@@ -53,7 +53,8 @@ _ABOUT_READ: Final = """Steps and memory of programs of one device: compiled wit
     ratio       compiled over measured
     peak        bytes of the program, compiled without the device, and on it
 
-The lines at the end: the rank correlation of compiled and measured seconds within a model, and the ratio.
+The lines at the end, by model: rank correlations with the measured seconds, how many times the fastest step the plan
+takes that compiled is the fastest (lost), and the ratio: least, median and most.
 """
 
 _FEWEST: Final = 3
@@ -84,9 +85,18 @@ def alone(module: ir.Module) -> ir.Module:
     found = localized_copy(module)
     if LOCAL in found.operation.attributes:
         del found.operation.attributes[LOCAL]
-    with found.context, ir.Location.unknown():
-        strip_shardings(found)
-        for op in walk(found.operation):
+    strip_shardings(found)
+    replace_collectives(found)
+    for mesh in [one for one in found.body.operations if one.operation.name == "sdy.mesh"]:
+        mesh.operation.erase()
+    found.operation.verify()
+    return found
+
+
+def replace_collectives(module: ir.Module) -> None:
+    """Replaces what a program of several devices sends by what one device does, in place."""
+    with module.context, ir.Location.unknown():
+        for op in walk(module.operation):
             if (form := _FORMS.get(op.name)) is None:
                 continue
             with ir.InsertionPoint(op):
@@ -94,10 +104,6 @@ def alone(module: ir.Module) -> ir.Module:
             for result, value in zip(op.results, made, strict=True):
                 result.replace_all_uses_with(value)
             op.erase()
-        for mesh in [one for one in found.body.operations if one.operation.name == "sdy.mesh"]:
-            mesh.operation.erase()
-        found.operation.verify()
-    return found
 
 
 def _apart(*values: ir.Value[Any]) -> list[ir.Value[Any]]:
@@ -286,7 +292,12 @@ def summary(found: Sequence[Row]) -> str:
     head = ("model", "plans", "rank, predicted", "rank, compiled", "lost", "compiled / measured")
     table = markdown(head, lines, {"model", "compiled / measured"})
     ratios = [one.ratio for one in found if one.ratio]
-    ends = [f"compiled / measured step of {len(ratios)} programs: median {median(ratios):.2f}"] if ratios else []
+    peaks = [one.compiled_bytes / one.measured_bytes for one in found if one.measured_bytes]
+    ends = [
+        f"compiled / measured {what} of {len(own)} programs: median {median(own):.2f}, {min(own):.2f} to {max(own):.2f}"
+        for what, own in (("step", ratios), ("peak", peaks))
+        if own
+    ]
     for name in ("predicted", "compiled"):
         if known := [one[f"{name}_s"] for one in ranks if one]:
             ends.append(f"rank correlation of {name} and measured step: mean {mean(known):.2f}, least {min(known):.2f}")

@@ -11,12 +11,17 @@ import correctness
 import executor
 import jax
 import memory
+import one_device
 import plans
 import pytest
 import report
 import search
 import seconds
+import time_exports
 import traffic
+
+from rhino.ir.mlir.bindings import make_context
+from rhino.ir.mlir.reader import entry_function, read_module
 
 GPT = ["--layers=2", "--forms=unrolled", "--hidden=64", "--seq=32", "--vocab=128"]
 NAMED = "--models=gpt: gpt --hidden=64 --heads=2 --ffn=128 --layers=2 --batch=8"
@@ -89,6 +94,58 @@ def test_predicted_seconds_are_compared_with_measured_ones(tmp_path):
     ]
     assert report.run("", seconds.QUESTION, argv) == 1, "there are fewer pairs than are wanted"
     assert len(json.loads((tmp_path / "figures.json").read_text())["records"]) == 2
+
+
+def test_programs_of_one_device_are_written_timed_and_compared(tmp_path, capsys):
+    folder, out = tmp_path / "programs", tmp_path / "measured.json"
+    words = ["write", "--models=mlp", "--cluster=cpu8", "--compiles=2", f"--folder={folder}"]
+    assert report.run(one_device.__doc__, one_device.QUESTIONS, words) == 0
+    assert time_exports.main([str(folder), str(out)]) == 0
+    capsys.readouterr()
+    words = ["read", f"--folder={folder}", f"--measured={out}"]
+    assert report.run(one_device.__doc__, one_device.QUESTIONS, words) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| mlp |")]
+    assert len(rows) == 3  # two plans, and the model's line
+    programs = json.loads((folder / "programs.json").read_text(encoding="utf-8"))
+    measured = json.loads(out.read_text(encoding="utf-8"))["programs"]
+    for one in programs:
+        assert one["aliases"]
+        assert measured[one["file"]]["peak_bytes"] == pytest.approx(one["compiled_bytes"], rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("op", "shape", "becomes"),
+    [
+        ("all_gather", "4x8", "concatenate"),
+        ("all_reduce", "2x8", ""),
+        ("reduce_scatter", "1x8", "slice"),
+        ("all_to_all", "4x4", "slice slice concatenate"),
+        ("collective_permute", "2x8", ""),
+    ],
+)
+def test_what_one_device_does_in_place_of_a_collective(op, shape, becomes):
+    group = "replica_groups = dense<[[0, 1]]> : tensor<1x2xi64>"
+    attributes = {
+        "all_gather": f"all_gather_dim = 0 : i64, {group}",
+        "all_reduce": group,
+        "reduce_scatter": f"scatter_dimension = 0 : i64, {group}",
+        "all_to_all": f"split_dimension = 1 : i64, concat_dimension = 0 : i64, split_count = 2 : i64, {group}",
+        "collective_permute": "source_target_pairs = dense<[[0, 1], [1, 0]]> : tensor<2x2xi64>",
+    }[op]
+    adds = """ ({ ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+        %s = stablehlo.add %a, %b : tensor<f32>
+        stablehlo.return %s : tensor<f32> })"""
+    body = adds if op in ("all_reduce", "reduce_scatter") else ""
+    text = f"""func.func @main(%x: tensor<2x8xf32>) -> tensor<{shape}xf32> {{
+      %y = "stablehlo.{op}"(%x) <{{{attributes}}}>{body} : (tensor<2x8xf32>) -> tensor<{shape}xf32>
+      return %y : tensor<{shape}xf32>
+    }}"""
+    module = read_module(text.encode(), op, make_context())
+    one_device.replace_collectives(module)
+    assert module.operation.verify()
+    names = [one.operation.name.removeprefix("stablehlo.") for one in entry_function(module).entry_block.operations]
+    barriers = ["optimization_barrier"] * (1 + (op == "reduce_scatter"))
+    assert sorted(names) == sorted([*becomes.split(), *barriers, "func.return"])
 
 
 def test_a_fault_makes_the_exit_code_one(capsys):
