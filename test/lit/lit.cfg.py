@@ -1,14 +1,17 @@
 """Configuration of the lit suite; lit provides `config`."""
 
+import atexit
 import re
+import shutil
+import subprocess
 import sys
-import sysconfig
+import tempfile
+import time
 from pathlib import Path
 
 import lit.formats
 
 here = Path(__file__).resolve().parent
-scripts = Path(sysconfig.get_path("scripts"))
 
 config.name = "rhino"
 config.test_format = lit.formats.ShTest(execute_external=False)
@@ -25,9 +28,18 @@ def word(name: str) -> str:
     return rf"(?<![\w/.%=-]){re.escape(name)}(?![\w/.=-])"
 
 
+# What runs the tools once their imports are done: it ends with this process, which holds its stdin open.
+folder = tempfile.mkdtemp(prefix="rhino-lit-")
+address, preloaded = f"{folder}/socket", here / "preloaded.py"
+server = subprocess.Popen([sys.executable, preloaded, "serve", address], stdin=subprocess.PIPE, env=config.environment)
+atexit.register(lambda: (server.stdin.close(), server.wait(), shutil.rmtree(folder)))
+while not Path(address).exists() and server.poll() is None:
+    time.sleep(0.02)
+
 # The tools of the environment that runs lit: the search path may hold another version.
+client = f"'{sys.executable}' -I -S '{preloaded}' '{address}'"
 config.substitutions += [
-    (word("not"), f"'{sys.executable}' '{here / 'not.py'}'"),
+    (word("not"), f"'{sys.executable}' -I -S '{here / 'not.py'}'"),
     ("%python", f"'{sys.executable}'"),
-    *((word(tool), f"'{scripts / tool}'") for tool in ("rhino-opt", "rhino-run", "filecheck")),
+    *((word(tool), f"{client} {tool}") for tool in ("rhino-opt", "rhino-run", "filecheck")),
 ]
