@@ -25,7 +25,6 @@ _MOST_FILLS: Final = 8
 _MOST_TRIPS: Final = 5
 """XLA takes all loops to go round so often there (`while_execution_count`)."""
 
-
 Span = tuple[int, int, int]
 """Bytes, and the first and last time at which they are alive."""
 

@@ -25,8 +25,6 @@ Tile = tuple[int, int]
 CONVOLUTION: Final = "stablehlo.convolution"
 GATHER: Final = "stablehlo.gather"
 _BATCH_AND_FEATURE: Final = ("batch", "feature")
-_ADDED: Final = 2
-"""The operand of a scatter that is added to rows."""
 
 
 def compact_bytes(kind: TensorType, tile: Tile, dims: Sequence[int] | None = None) -> int:
@@ -72,7 +70,7 @@ def copied_to_rows(graph: Graph, op: int) -> list[int]:
     """
     name, operands = graph.cls(op).name, graph.operands(op).tolist()
     if name == COPIED_UPDATE:
-        return [operands[_ADDED]]
+        return operands[len(operands) // 2 + 1 :]  # behind as many tables, and the indices
     if name == GATHER:
         return [*graph.results(op), *(table for table in operands[:1] if graph.value_op[table] < 0)]
     return []
