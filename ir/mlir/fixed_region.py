@@ -7,13 +7,13 @@ it is set aside, with a call of no meaning in its place; afterwards its ops stan
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any, Final
 
 from rhino.ir.diagnostics import Place
 from rhino.ir.graph.spec import Spec, without_unit_axes
 from rhino.ir.mlir.bindings import func, ir, sdy, stablehlo
+from rhino.ir.mlir.channels import CHANNEL, last_channel, set_channel
 from rhino.ir.mlir.locations import place_of
 from rhino.ir.mlir.reader import walk
 from rhino.ir.mlir.refusals import cannot_honour
@@ -21,8 +21,6 @@ from rhino.ir.mlir.shardings import NamedMesh, allowed_specs
 
 MANUAL: Final = "sdy.manual_computation"
 _CALL: Final = "rhino.manual"
-_CHANNEL: Final = "channel_handle"
-_HANDLE: Final = re.compile(r"handle = (\d+)")
 
 FixedSpecs = tuple[tuple[Spec, ...], tuple[Spec, ...]]
 """The specs that operands must have, and those that results come in."""
@@ -88,7 +86,7 @@ def put_back(module: ir.Operation, asides: list[SetAside]) -> None:
     if not asides:
         return
     calls = {_target(op): op for op in walk(module) if op.name == "stablehlo.custom_call"}
-    channel = max((_channel(op) for op in walk(module)), default=0)
+    channel = last_channel(module)
     for aside in asides:
         call = calls[aside.call]
         block = aside.module.body.operations[0].regions[0].blocks[0]
@@ -99,10 +97,9 @@ def put_back(module: ir.Operation, asides: list[SetAside]) -> None:
             for inner in walk(copy):
                 for index, operand in enumerate(inner.operands):
                     inner.operands[index] = values.get(operand, operand)
-                if _CHANNEL in inner.attributes:
+                if CHANNEL in inner.attributes:
                     channel += 1
-                    text = _HANDLE.sub(f"handle = {channel}", str(inner.attributes[_CHANNEL]))
-                    inner.attributes[_CHANNEL] = ir.Attribute.parse(text)
+                    set_channel(inner, channel)
             values.update(zip(op.results, copy.results, strict=True))
         for result, value in zip(call.results, last.operands, strict=True):
             result.replace_all_uses_with(values[value])
@@ -111,8 +108,3 @@ def put_back(module: ir.Operation, asides: list[SetAside]) -> None:
 
 def _target(op: ir.Operation) -> str:
     return str(ir.StringAttr(op.attributes["call_target_name"]).value)
-
-
-def _channel(op: ir.Operation) -> int:
-    found = _HANDLE.search(str(op.attributes[_CHANNEL])) if _CHANNEL in op.attributes else None
-    return int(found[1]) if found else 0
