@@ -8,8 +8,13 @@ single ops is written down here.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import groupby
+from math import gcd
+
+from rhino.ir.graph.halos import Halo
 
 RULE = "sdy.sharding_rule"
 _FACTOR = re.compile(r"[i-z](?:_\d+)?")
@@ -31,6 +36,8 @@ class Rule:
     reduction: frozenset[int]
     fixed: frozenset[int]
     """Factors that cannot be split without moving data: Shardy's `need_replication` and `permutation`."""
+    halos: tuple[Halo, ...] = ()
+    """What blocks of some of the fixed factors read: the factors can be split if each device gets that."""
 
     def factors_of(self, operand: int) -> frozenset[int]:
         """Returns the factors that an operand has."""
@@ -39,6 +46,24 @@ class Rule:
     def with_fixed(self, factors: frozenset[int]) -> Rule:
         """Returns the rule in which `factors` cannot be split either."""
         return replace(self, fixed=self.fixed | factors)
+
+    def with_halos(self, halos: Iterable[Halo]) -> Rule:
+        """Returns the rule in which the factors of `halos` can be split where each device gets what its block reads.
+
+        Their sizes become such that what divides them divides every dim that they are in. A factor whose blocks would
+        not read alike stays as it is.
+        """
+        given = sorted(halos, key=lambda halo: halo.factor)
+        sizes, kept = list(self.sizes), list[Halo]()
+        for factor, found in groupby(given, lambda halo: halo.factor):
+            own = list(found)
+            parts = gcd(*(halo.most_parts for halo in own))
+            if parts > 1:
+                sizes[factor] = parts
+                kept += own
+        kept.sort(key=lambda halo: (halo.operand, halo.dim, halo.factor))
+        fixed = self.fixed | {halo.factor for halo in given}
+        return replace(self, sizes=tuple(sizes), fixed=fixed, halos=tuple(kept))
 
     def with_free(self, factors: frozenset[int]) -> Rule:
         """Returns the rule in which `factors` can be split."""

@@ -86,6 +86,8 @@ def is_uniform(op: ir.Operation) -> bool:
 def is_constant(value: ir.Value[Any], number: float) -> bool:
     """Says whether all elements of a value are known to be `number`."""
     made = maker_of(value)
+    if made is not None and made.name == "stablehlo.broadcast_in_dim":
+        return is_constant(made.operands[0], number)
     if made is None or made.name != "stablehlo.constant":
         return False
     element = ir.RankedTensorType(value.type).element_type

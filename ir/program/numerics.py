@@ -64,6 +64,15 @@ def reduction_of(op: ir.Operation) -> str | None:
     return None
 
 
+def joined_by(op: ir.Operation) -> str | None:
+    """Returns the op by which windows are joined that start from its identity; None for other ops."""
+    if op.name != "stablehlo.reduce_window" or len(op.results) != 1:
+        return None
+    by, start = _body_op(op), op.operands[1]
+    identity = identity_of(by, ir.RankedTensorType(start.type).element_type) if by is not None else None
+    return by if identity is not None and is_constant(start, identity) else None
+
+
 def needless_start(op: ir.Operation) -> tuple[str, float] | None:
     """Returns the op that a reduction is by, and its identity, where the reduction starts from something else."""
     if op.name != "stablehlo.reduce" or len(op.results) != 1:

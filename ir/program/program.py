@@ -25,7 +25,8 @@ from rhino.ir.mlir.refusals import GSPMD, USE_SHARDY, cannot_honour, refuse_fore
 from rhino.ir.mlir.shardings import FORBIDDEN, MESH_NAME, ROLES, SHARDING, NamedMesh, allowed_specs, module_mesh
 from rhino.ir.program.folded_layers import FOLDED, GROUP, mark_of, repeats_of
 from rhino.ir.program.identity import is_constant
-from rhino.ir.program.numerics import FUSIBLE, SOURCES, linear_in, reduction_of
+from rhino.ir.program.local_rules import ADDRESSING, CUSTOM_CALL, PAD, is_custom, localizable
+from rhino.ir.program.numerics import FUSIBLE, SOURCES, joined_by, linear_in, reduction_of
 from rhino.ir.program.trip_count import trip_count
 
 COST = "rhino.cost"
@@ -38,17 +39,8 @@ CARRIED = "rhino.carried"
 _KEEPS_ZERO = frozenset(
     f"stablehlo.{name}" for name in ("broadcast", "broadcast_in_dim", "convert", "reshape", "transpose")
 )
-_EDGES = ("edge_padding_low", "edge_padding_high", "interior_padding")
 CONSTANT = "stablehlo.constant"
-PAD = "stablehlo.pad"
 CONSTRAINT = "sdy.sharding_constraint"
-CUSTOM_CALL = "stablehlo.custom_call"
-_ADDRESSING = {
-    PAD: _EDGES,
-    "stablehlo.scatter": ("scatter_dimension_numbers",),
-    "stablehlo.convolution": ("dimension_numbers",),
-}
-"""Attributes that say, beside an op's types and rule, which of its factors can be split: what `_localizable` reads."""
 _PRECISION = "precision_config"
 """On a product: the precision of each operand."""
 _PRECISIONS = ("default", "high", "highest")
@@ -86,11 +78,6 @@ def is_ruled(op: ir.Operation) -> bool:
     One on a custom call may be its owner's, and says nothing about the other ops.
     """
     return RULE in op.attributes and op.name != CUSTOM_CALL
-
-
-def is_custom(rule: ir.Attribute) -> bool:
-    """Says whether a sharding rule is marked as one that its op's owner gives."""
-    return str(rule).endswith("custom>")
 
 
 def read_program(entry: func.FuncOp, mesh: Mesh, file: str = "") -> Program:
@@ -220,7 +207,7 @@ class _Reader:
         for result in op.results:
             self.free[self.define(result, number)] = free
         types, results = tuple([self.value_type[v] for v in read]), tuple(self.value_type[first:])
-        said = (*[attributes[one] for one in _ADDRESSING.get(name, ())], attributes.get(_PRECISION, None))
+        said = (*[attributes.get(one, None) for one in ADDRESSING.get(name, ())], attributes.get(_PRECISION, None))
         own = (name, types, results, attributes.get(RULE, None), free, attributes.get(COST, None), said)
         by_types = not has_regions and name not in _BY_MORE
         known = self.class_keys.get(own) if by_types and GSPMD not in attributes else None
@@ -298,7 +285,7 @@ class _Reader:
         """
         _, types, results, rule, free, *_ = own
         specs = self.fixed_specs.get(len(self.ops) - 1)
-        key = (*own, reduction_of(op), linear_in(op), specs)
+        key = (*own, reduction_of(op), linear_in(op), joined_by(op), specs)
         if key not in self.class_keys:
             cls = replace(self.make_class(op, types, results, rule, free), fixed_specs=specs)
             self.class_keys[key] = self.classes.setdefault(cls, len(self.classes))
@@ -312,7 +299,7 @@ class _Reader:
         if op.name == CONSTRAINT:
             table = elementwise_rule(result_types[0].shape)
         if table is not None:
-            table = _localizable(op, table)
+            table = localizable(op, table)
         cost = _given_cost(op)
         return OpClass(
             name=op.name,
@@ -374,79 +361,6 @@ class _Reader:
                 }
             fixed.append(limit)
         return tuple(fixed)
-
-
-def _localizable(op: ir.Operation, rule: Rule) -> Rule | None:
-    """Returns the rule without the factors whose blocks the op cannot compute on local shapes.
-
-    Returns None for an op that cannot be computed on local shapes at all.
-    """
-    match op.name:
-        case "stablehlo.dynamic_update_slice":  # where it writes is a global place
-            return rule.with_fixed(rule.factors_of(0) - rule.factors_of(1))
-        case "stablehlo.scatter":
-            return rule.with_fixed(_unaddressed(op, rule))
-        case _ if op.name == CUSTOM_CALL:  # only its owner knows what it does with its shapes
-            return rule if is_custom(op.attributes[RULE]) else None
-        case "stablehlo.convolution":
-            return _convolution_rule(op, rule)
-        case _ if op.name == PAD:
-            return _pad_rule(op, rule)
-        case "stablehlo.slice":
-            return _slice_rule(op, rule)
-    return rule
-
-
-def _unaddressed(op: ir.Operation, rule: Rule) -> frozenset[int]:
-    """Returns the factors of dims that a scatter writes at index 0 alone.
-
-    If such a dim is split, index 0 is on one of the devices.
-    """
-    numbers = stablehlo.ScatterDimensionNumbers(op.attributes["scatter_dimension_numbers"])
-    dims = set(numbers.inserted_window_dims) - set(numbers.scattered_dims_to_operand_dims)
-    return frozenset(factor for dim in dims for factor in rule.operands[0][dim])
-
-
-def _convolution_rule(op: ir.Operation, rule: Rule) -> Rule:
-    """Windows reach into the neighbour's block, and padding belongs to the global border."""
-    numbers = stablehlo.ConvDimensionNumbers(op.attributes["dimension_numbers"])
-    spatial = (
-        (rule.operands[0], numbers.input_spatial_dimensions),
-        (rule.operands[1], numbers.kernel_spatial_dimensions),
-        (rule.results[0], numbers.output_spatial_dimensions),
-    )
-    return rule.with_fixed(frozenset(factor for mapping, dims in spatial for dim in dims for factor in mapping[dim]))
-
-
-def _pad_rule(op: ir.Operation, rule: Rule) -> Rule:
-    """Padding belongs to the global border, and moves what lies behind it (also where it adds and removes as much).
-
-    Where each element gets the same around it, so that a block is padded as the whole is, a dim can be split.
-    """
-    low, high, interior = (list(ir.DenseI64ArrayAttr(op.attributes[f"{edge}"])) for edge in _EDGES)
-    apart: set[int] = set()
-    padded: set[int] = set()
-    for dim, (before, behind, between) in enumerate(zip(low, high, interior, strict=True)):
-        if min(before, behind) >= 0 and before + behind == between > 0:
-            apart.update(rule.operands[0][dim])
-        elif before or behind or between:
-            padded.update(rule.operands[0][dim])
-    return rule.with_free(frozenset(apart)).with_fixed(frozenset(padded))
-
-
-def _slice_rule(op: ir.Operation, rule: Rule) -> Rule:
-    """A dim can be split of which each block of a stride's length gives the same element."""
-    sizes = list(rule.sizes)
-    apart: set[int] = set()
-    result = ir.RankedTensorType(op.results[0].type).shape
-    whole = ir.RankedTensorType(op.operands[0].type).shape
-    start_indices, strides = (list(ir.DenseI64ArrayAttr(op.attributes[name])) for name in ("start_indices", "strides"))
-    for dim, (start, stride) in enumerate(zip(start_indices, strides, strict=True)):
-        if stride > 1 and start < stride and result[dim] * stride == whole[dim]:
-            apart.update(rule.operands[0][dim])
-            for factor in rule.operands[0][dim]:
-                sizes[factor] = result[dim]
-    return replace(rule.with_free(frozenset(apart)), sizes=tuple(sizes))
 
 
 def _given_cost(op: ir.Operation) -> dict[str, int]:

@@ -13,7 +13,7 @@ from rhino.ir.graph.graph import WHILE
 from rhino.ir.mlir.bindings import ir, stablehlo
 from rhino.ir.mlir.reader import maker_of, walk
 from rhino.ir.program.identity import is_constant, make_constant
-from rhino.ir.program.program import CUSTOM_CALL
+from rhino.ir.program.local_rules import CUSTOM_CALL
 
 Value = ir.Value[Any]
 

@@ -78,6 +78,9 @@ class PlanCosts:
         model, known, windows, graph = self.choice.model, self.choice.narrow, self.choice.windows, self.plan.graph
         found: list[tuple[Transfer, float]] = []
         for path in filter(None, self.plan.paths()):
+            if path[0].is_halo:  # which the seconds of its reader have as they are
+                found += [(one, one.times * model.move_s(one.move)) for one in path]
+                continue
             value, reader = path[0].value, path[0].reader
             moves = [one.move.narrowed() if known.is_moved(value, reader) else one.move for one in path]
             window = windows.window(value, reader) if windows else None
@@ -137,7 +140,8 @@ class PlanCosts:
     def compute_s(self) -> list[float]:
         """Returns the seconds in which each op computes, in a step [ops].
 
-        The sum of a scalar over devices, which the search counts there, is not included. A loop's start that depends on
+        What the search counts there of collectives is not included: a scalar's sum over devices, and what an op reads
+        of others. A loop's start that depends on
         constants alone counts as written by the loop.
         """
         problem, graph, found = self.choice.problem, self.plan.graph, [0.0] * self.plan.graph.num_ops
@@ -148,7 +152,9 @@ class PlanCosts:
         if self.choice.nodes and self.choice.nodes[0].kind == "op":  # the first node has what launching takes
             found[self.choice.nodes[0].number] -= self.choice.model.launch_s(len(graph.arguments) + len(graph.returns))
         for one, seconds in self.transfers:
-            if one.reader is None and not graph.type_of(one.value).shape:
+            if one.is_halo and one.reader is not None:
+                found[one.reader] -= seconds
+            elif one.reader is None and not graph.type_of(one.value).shape:
                 found[int(graph.value_op[one.value])] -= seconds
         for op, seconds in self._copied_s():
             found[op] += seconds

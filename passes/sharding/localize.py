@@ -43,14 +43,16 @@ from rhino.ir.mlir.shardings import (
 )
 from rhino.ir.program.collectives import module_stats
 from rhino.ir.program.folded_layers import refuse_folded
-from rhino.ir.program.program import CARRIED, COST, PAD, Program, read_program
+from rhino.ir.program.local_rules import PAD
+from rhino.ir.program.program import CARRIED, COST, Program, read_program
 from rhino.passes.base import Pass, Remarks
 from rhino.passes.sharding.choose_shardings import STRATEGY
+from rhino.passes.sharding.halo_exchange import HaloOp, is_strided, put_halo_ops_back, set_halo_op_aside
 from rhino.passes.sharding.indexed_ops import GATHER, INDEXED, prepare, put_right
-from rhino.passes.sharding.strided_slices import SLICE, put_slices_back, set_slice_aside
 from rhino.passes.with_rules import run_on_functions
 from rhino.strategies.choice.sharding_plan import ShardingPlan, handing_on, implied, loop_states, sent_bytes
 from rhino.strategies.cost.candidates import State, replicate, strategies, strategy_name
+from rhino.strategies.cost.halo_exchange import exchanges
 from rhino.strategies.cost.reshard import LayoutStep, reshard_path
 
 _GLOBAL = (SHARDING, STRATEGY, CARRIED, RULE, COST, FORBIDDEN, PROVENANCE)
@@ -124,13 +126,12 @@ def rewrite(
     plan, program = read()
     inserter = _Inserter(program, plan, mesh_name, axes)
     inserter.run()
-    loops, asides, has_slices = inserter.loops(), inserter.asides, inserter.has_slices
+    loops, asides, halo_ops, sizes = inserter.loops(), inserter.asides, inserter.halo_ops, plan.sizes
     del inserter, plan, program  # no handle of an op outlives a conversion
     _convert(module, remarks)
     inline_loops(module, loops)
     put_back(module, asides)
-    if has_slices:
-        put_slices_back(module)
+    put_halo_ops_back(module, halo_ops, sizes)
     _finish(module)
 
 
@@ -210,8 +211,7 @@ class _Inserter:
         self.values: list[ir.Value[Any]] = list(self.program.entry.arguments)
         """What now stands for each value of the graph, as it is stored."""
         self.asides: list[SetAside] = []
-        self.has_slices = False
-        """Whether calls stand for slices."""
+        self.halo_ops: list[HaloOp] = []
         self.shardings: dict[tuple[Spec, int], ir.Attribute] = {}
         self.comings: dict[tuple[int, tuple[Spec, ...]], ir.Attribute | None] = {}
         """By class of ops and how their results come."""
@@ -224,8 +224,9 @@ class _Inserter:
             if op.name == MANUAL:
                 aside, op = set_aside(op, number)
                 self.asides.append(aside)
-            elif op.name == SLICE and (call := set_slice_aside(op)) is not op:
-                op, self.has_slices = call, True
+            elif (found := exchanges(graph.cls(number), state.strategy, plan.sizes)) or is_strided(op):
+                halo_op, op = set_halo_op_aside(op, number, found)
+                self.halo_ops.append(halo_op)
             for position, (value, need) in enumerate(
                 zip(graph.operands(number).tolist(), state.operand_specs, strict=True)
             ):

@@ -17,7 +17,8 @@ from rhino.ir.graph.rules import RULE
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.locations import place_of
 from rhino.ir.mlir.reader import walk
-from rhino.ir.program.program import COST, CUSTOM_CALL, is_custom
+from rhino.ir.program.local_rules import CUSTOM_CALL, is_custom
+from rhino.ir.program.program import COST
 from rhino.ir.request.op_rules import OpRule, read_op_rules
 from rhino.passes.base import Pass, Remarks, opt
 

@@ -12,6 +12,7 @@ from rhino.ir.graph.spec import REPLICATED, Spec, partial_axes, split_axes
 from rhino.strategies.choice.choice import Choice
 from rhino.strategies.cost.candidates import State, following, strategies
 from rhino.strategies.cost.cost_model import CostModel
+from rhino.strategies.cost.halo_exchange import halo_moves
 from rhino.strategies.cost.reshard import ReshardStep, moves, sent
 from rhino.strategies.cost.target import TARGETS, Target
 
@@ -20,7 +21,8 @@ from rhino.strategies.cost.target import TARGETS, Target
 class Transfer:
     """A collective of a plan: which value, for which op (None: to store or return it), how often in a step.
 
-    It is a step of the path from spec `source` to spec `target`.
+    It is a step of the path from spec `source` to spec `target`; where both are the same, it brings parts of the value
+    that an op reads beside its own.
     """
 
     value: int
@@ -29,6 +31,11 @@ class Transfer:
     target: Spec
     move: ReshardStep
     times: int
+
+    @property
+    def is_halo(self) -> bool:
+        """Whether it brings what an op reads of other devices beside its own part of the value."""
+        return self.source == self.target
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,15 +61,26 @@ class ShardingPlan:
             yield from path
 
     def paths(self) -> Iterator[tuple[Transfer, ...]]:
-        """Yields the collectives of each way of a value from spec to spec, in program order."""
+        """Yields the collectives of each way of a value from spec to spec, in program order.
+
+        What an op reads of other devices is a way of each value too.
+        """
         graph = self.graph
         for op, (state, times) in enumerate(zip(self.ops, graph.times().tolist(), strict=True)):
             for value, need in zip(graph.operands(op).tolist(), state.operand_specs, strict=True):
                 yield self._between(value, op, self.specs[value], need, times)
+            yield from self._halos(op, state, times)
             for value, comes in zip(graph.results(op), state.result_specs, strict=True):
                 yield self._between(value, None, comes, self.specs[value], times)
         for value, wanted in zip(graph.returns, self.returned, strict=True):
             yield self._between(value, None, self.specs[value], wanted, 1)
+
+    def _halos(self, op: int, state: State, times: int) -> Iterator[tuple[Transfer, ...]]:
+        moved = halo_moves(self.graph.cls(op), state, self.sizes)
+        values = self.graph.operands(op).tolist() if moved else []
+        for operand, move in moved:
+            spec = state.operand_specs[operand]
+            yield (Transfer(values[operand], op, spec, spec, move, times),)
 
     def _between(self, value: int, reader: int | None, source: Spec, target: Spec, times: int) -> tuple[Transfer, ...]:
         kind = self.graph.type_of(value)
@@ -116,7 +134,7 @@ def sent_bytes(
         *zip(cls.operands, given, state.operand_specs, strict=True),
         *zip(cls.results, state.result_specs, stored, strict=True),
     ]
-    total = 0
+    total = sent([move for _, move in halo_moves(cls, state, sizes)])
     for kind, source, target in pairs:
         steps = moves(kind.num_bytes, len(kind.shape), source, target, sizes) if source != target else ()
         if steps is None:

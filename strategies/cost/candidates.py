@@ -2,7 +2,9 @@
 
 Along one axis a strategy is *replicate* (every device does all of it), *split f* (each device does one block of factor
 `f` of Shardy's rule) or *partial* (every device does all of it on operands that are partial sums: legal where the op is
-linear in them, so that the sum is taken later, or never). Splitting a reduction factor leaves a partial result. On
+linear in them, so that the sum is taken later, or never). Splitting a reduction factor leaves a partial result. A
+factor with halos can be split too: each device first gets what its block reads of the others
+(`rhino.strategies.cost.halo_exchange`). On
 several axes there is one such choice for each, outermost first, on what the choices before it left of the op; along an
 axis of size 1 all would be the same, so *replicate* is the only one. Illegal strategies are not in the list.
 """
@@ -84,6 +86,11 @@ def replicate(cls: OpClass, num_axes: int) -> State:
     return State((REPLICATE,) * num_axes, operands, results)
 
 
+def reads_halos(cls: OpClass, strategy: Sequence[int]) -> bool:
+    """Says whether an op that runs so splits a factor whose blocks read more than the blocks of its operands."""
+    return cls.rule is not None and any(halo.factor in strategy for halo in cls.rule.halos)
+
+
 def following(cls: OpClass, wanted: Spec, sizes: tuple[int, ...]) -> State:
     """Returns how a free op runs for users who all want `wanted`.
 
@@ -105,7 +112,12 @@ def following(cls: OpClass, wanted: Spec, sizes: tuple[int, ...]) -> State:
             else replicated
         )
     return next(
-        (s for s in strategies(cls, sizes) if min(s.strategy) >= REPLICATE and s.result_specs == (wanted,)), replicated
+        (
+            s
+            for s in strategies(cls, sizes)
+            if min(s.strategy) >= REPLICATE and s.result_specs == (wanted,) and not reads_halos(cls, s.strategy)
+        ),
+        replicated,
     )
 
 
@@ -139,7 +151,8 @@ def _extended(
             left[choice] //= size
     local = replace(rule, sizes=tuple(left))
     for one in alone:
-        if one.strategy[0] < 0 or _divides(local, one.strategy[0], sizes[axis]):
+        factor = one.strategy[0]
+        if factor < 0 or (_divides(local, factor, sizes[axis]) and not _clash(rule, factor, state.strategy)):
             yield State(
                 (*state.strategy, *one.strategy),
                 _with_entries(state.operand_specs, one.operand_specs, axis),
@@ -158,13 +171,22 @@ def _divides(rule: Rule, factor: int, axis_size: int) -> bool:
     return size >= axis_size and size % axis_size == 0 and rule.is_major(factor)
 
 
+def _clash(rule: Rule, factor: int, strategy: Sequence[int]) -> bool:
+    """Says whether an axis before splits another factor that reads a dim which `factor` reads, or leads, too."""
+    read = {(halo.operand, halo.dim) for halo in rule.halos if halo.factor == factor}
+    return any(
+        (halo.operand, halo.dim) in read for halo in rule.halos if halo.factor != factor and halo.factor in strategy
+    )
+
+
 def _split(cls: OpClass, rule: Rule, factor: int) -> State | None:
     """Returns the state that splits a factor along one axis, if an op like this can run so."""
-    if factor in rule.fixed:
+    halos = {halo.operand: split(halo.dim) for halo in rule.halos if halo.factor == factor}
+    if factor in rule.fixed and not halos:
         return None
     if not any(factor in dim for mapping in rule.operands for dim in mapping) and cls.name not in REPEATS:
         return None  # a block of a result alone: only what repeats its operand gives the same values for it
-    needs = tuple(_spec(mapping, factor) for mapping in rule.operands)
+    needs = tuple(halos.get(number, _spec(mapping, factor)) for number, mapping in enumerate(rule.operands))
     needs += _replicated(len(cls.operands) - len(needs))  # values captured by a region
     comes = tuple(_spec(mapping, factor) for mapping in rule.results)
     if factor in rule.reduction:

@@ -21,6 +21,7 @@ from rhino.ir.graph.graph import Graph, TensorType
 from rhino.ir.graph.spec import REPLICATED, Spec, num_parts
 from rhino.strategies.cost.candidates import State
 from rhino.strategies.cost.cost_model import PRODUCTS, CostModel, reshard_seconds
+from rhino.strategies.cost.halo_exchange import halo_moves
 
 _READS_PART = frozenset({"stablehlo.gather", "stablehlo.slice", "stablehlo.dynamic_slice"})
 """Ops that read as much of their first operand as they write."""
@@ -40,7 +41,10 @@ class OpCosts:
         self.is_given, self.is_kept = _at_ends(graph) if self.near_bytes else ([False] * graph.num_values,) * 2
 
     def state_s(self, op: int, state: State) -> float:
-        """Returns the seconds of an op in one state; a scalar's sum is taken at once."""
+        """Returns the seconds of an op in one state, with those of what it reads of other devices.
+
+        A scalar's sum is taken at once.
+        """
         cls = self.graph.cls(op)
         if cls.is_view:
             return 0.0
@@ -48,6 +52,7 @@ class OpCosts:
         is_kernel = any(self.in_memory[value] for value in self.graph.results(op))
         seconds = self.model.compute_s(cls, moved, state.num_shares(self.sizes), is_kernel=is_kernel)
         scalars = [(kind, comes) for kind, comes in zip(cls.results, state.result_specs, strict=True) if not kind.shape]
+        seconds += sum(self.model.move_s(move) for _, move in halo_moves(cls, state, self.sizes))
         return seconds + sum(
             float(reshard_seconds(self.model, kind, [comes], [REPLICATED])[0, 0]) for kind, comes in scalars
         )

@@ -5,7 +5,7 @@ is fused: a gather or a reduce-scatter along a dim that is not the outermost cop
 result back; an all-to-all copies both as well; a product wants the dims of its operands in an order of its own, and
 reads transposes of what lies so. What is added to a scatter over zeros is added up, and scattered into; where a scatter
 writes an element at most once, a target may select instead. What is cut out of a value, or copied to an order, twice is
-so once. On a mesh of one device nothing is sent.
+so once. What an op reads of other devices is joined to what it has. On a mesh of one device nothing is sent.
 
 Ops keep their names and rules. Sizes are those of a device, so that no spec is left.
 """
@@ -23,6 +23,7 @@ from rhino.ir.arrays import Ints
 from rhino.ir.graph.graph import COPIED_UPDATE, Graph, OpClass, Repeats, TensorType
 from rhino.ir.graph.spec import Spec, partial_axes, split_dim, unpack
 from rhino.strategies.choice.sharding_plan import ShardingPlan
+from rhino.strategies.cost.halo_exchange import Exchange, exchanges
 from rhino.strategies.cost.reshard import Layout, LayoutStep, reshard_path
 from rhino.strategies.memory.buffers import PRODUCT, Arranged, arranged, is_major
 from rhino.strategies.structure.loop_nesting import regions
@@ -30,6 +31,7 @@ from rhino.strategies.structure.loop_nesting import regions
 _COPY, _VIEW, _SLICE, _CUT = "stablehlo.transpose", "stablehlo.reshape", "stablehlo.slice", "stablehlo.dynamic_slice"
 _ADD: Final = "stablehlo.add"
 _SELECT: Final = "stablehlo.select"
+_JOIN: Final = "stablehlo.concatenate"
 
 
 def device_graph(plan: ShardingPlan) -> Graph:
@@ -162,6 +164,8 @@ class _Writer:
             self.move(value, self.stored[value], self.plan.specs[value], need)
             for value, need in zip(values, state.operand_specs, strict=True)
         ]
+        for one in exchanges(cls, state.strategy, self.plan.sizes):
+            operands[one.halo.operand] = self.exchanged(one, operands[one.halo.operand])
         if cls.name == PRODUCT:
             operands = [self.as_read(cls, position, value) for position, value in enumerate(operands)]
         self.place.append(len(self.op_class))
@@ -183,6 +187,22 @@ class _Writer:
             if self.graph.repeats is not None:
                 copies = int(self.graph.repeats.copies[value])
                 self.copies_of[result] = self.copies_of[self.stored[value]] = copies
+
+    def exchanged(self, one: Exchange, value: int) -> int:
+        """Returns the range of a dim that an op reads: what others have of it comes by permutes."""
+        kind, dim = self.types[self.value_type[value]], one.halo.dim
+        if not one.is_sent or one.halo.joins:
+            return value
+        pieces = [value]
+        for permute in one.permutes:
+            if permute.is_sent:
+                part = _resized(kind, dim, permute.length)
+                sent = OpClass("collective_permute", (part,), (part,), None, None, (), False, False, 0)
+                cut = self.plain(_SLICE, self.value_type[value], self.number(part), False)
+                pieces.append(self.write(self.form(sent), self.write(cut, [value]))[0])
+        read = tuple([self.types[self.value_type[piece]] for piece in pieces])
+        joined = OpClass(_JOIN, read, (_resized(kind, dim, one.range.width),), None, None, (), False, True, 0)
+        return self.write(self.form(joined), pieces)[0]
 
     def as_read(self, cls: OpClass, position: int, value: int) -> int:
         """Returns an operand of a product in the order of dims in which that reads it."""
@@ -328,14 +348,18 @@ class _Writer:
         key = (self.class_of[op], id(state))
         if key not in self.forms:
             cls, sizes = self.graph.classes[self.class_of[op]], self.plan.sizes
-            operands = tuple(
-                [_local(kind, spec, sizes) for kind, spec in zip(cls.operands, state.operand_specs, strict=False)]
-            )
+            operands = [
+                _local(kind, spec, sizes) for kind, spec in zip(cls.operands, state.operand_specs, strict=False)
+            ]
+            for one in exchanges(cls, state.strategy, sizes):
+                if one.is_sent and not one.halo.joins:
+                    position = one.halo.operand
+                    operands[position] = _resized(operands[position], one.halo.dim, one.range.width)
             results = tuple(
                 [_local(kind, spec, sizes) for kind, spec in zip(cls.results, state.result_specs, strict=True)]
             )
             flops = cls.flops // state.num_shares(sizes) if state.strategy else cls.flops
-            local = replace(cls, operands=operands, results=results, flops=flops)
+            local = replace(cls, operands=tuple(operands), results=results, flops=flops)
             self.forms[key] = self.form(replace(local, name=_SELECT, fusible=True) if self.selects(op) else local)
         return self.forms[key]
 
@@ -369,6 +393,10 @@ def _local(kind: TensorType, spec: Spec, sizes: tuple[int, ...]) -> TensorType:
         if dim is not None:
             layout[dim].append(axis)
     return _laid_out(kind, layout, sizes)
+
+
+def _resized(kind: TensorType, dim: int, size: int) -> TensorType:
+    return TensorType((*kind.shape[:dim], size, *kind.shape[dim + 1 :]), kind.dtype, kind.element_bytes)
 
 
 def _laid_out(kind: TensorType, layout: Layout | Sequence[Sequence[int]], sizes: tuple[int, ...]) -> TensorType:

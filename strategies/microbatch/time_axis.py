@@ -41,7 +41,7 @@ from typing import Final
 
 from rhino.ir.graph.graph import BARRIER, Graph, Loop, OpClass
 from rhino.ir.graph.spec import PARTIAL, REPLICATED, Spec, split_dim
-from rhino.strategies.cost.candidates import REPLICATE, State, replicate, strategies
+from rhino.strategies.cost.candidates import REPLICATE, State, reads_halos, replicate, strategies
 from rhino.strategies.cost.cost_model import PRODUCTS
 
 
@@ -322,7 +322,11 @@ class Propagation:
         """Returns the strategies that share an op's work among the parts, then those on partial sums."""
         kind, cls = self.kinds[op], self.classes[op]
         if kind not in self._options:
-            shared = [state for state in strategies(cls, self.sizes, over_units=True) if state.strategy[0] >= 0]
+            shared = [
+                state
+                for state in strategies(cls, self.sizes, over_units=True)
+                if state.strategy[0] >= 0 and not reads_halos(cls, state.strategy)  # other parts are not there yet
+            ]
             self._options[kind] = (*shared, *_on_sums(cls))
         return self._options[kind]
 

@@ -82,3 +82,19 @@ func.func @sharded(%w: tensor<5xf32> {tf.aliasing_output = 0 : i32}, %x: tensor<
   %new = stablehlo.add %w, %s : tensor<5xf32>
   return %new : tensor<5xf32>
 }
+
+// -----
+
+// Devices send one another what their blocks read of a reversal; micro-batches cannot: the others are not there yet.
+func.func @backwards(%w: tensor<5x5xf32> {tf.aliasing_output = 0 : i32}, %x: tensor<8x5xf32>) -> tensor<5x5xf32> {
+  %h = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<8x5xf32>, tensor<5x5xf32>) -> tensor<8x5xf32>
+  // expected-error@+5 {{[RHI-BATCH-004] micro-batches would have to synchronize: 'stablehlo.reverse' reads a part of the batch and needs all of it}}
+  // expected-note@+4 {{it is operand 0, stablehlo.dot_general tensor<8x5xf32>}}
+  // expected-note@+3 {{work of each micro-batch waits for it: stablehlo.dot_general tensor<5x5xf32> at}}
+  // expected-note@+2 {{the batch is taken to be dim 0 of argument 1 "arg1" tensor<8x5xf32>}}
+  // expected-note@+1 {{to fix: make examples independent of each other}}
+  %back = stablehlo.reverse %h, dims = [0] : tensor<8x5xf32>
+  %g = stablehlo.dot_general %back, %x, contracting_dims = [0] x [0] : (tensor<8x5xf32>, tensor<8x5xf32>) -> tensor<5x5xf32>
+  %new = stablehlo.add %w, %g : tensor<5x5xf32>
+  return %new : tensor<5x5xf32>
+}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from snippets import context, tensor
 
-from rhino.ir.mlir.bindings import ir
+from rhino.ir.mlir.bindings import ir, stablehlo
 from rhino.ir.program.identity import identity_of, is_constant, make_constant
 
 DTYPES = {
@@ -42,7 +42,9 @@ def test_an_identity_changes_nothing_and_its_constant_is_known_again(op, element
         module = ir.Module.create()
         with ir.InsertionPoint(module.body):
             value, other = make_constant(kind, number), make_constant(kind, 1 if number != 1 else 0)
+            spread = stablehlo.BroadcastInDimOp(kind, value, list(range(len(kind.shape)))).result
         assert is_constant(value, number)
+        assert is_constant(spread, number)
         assert not is_constant(other, number)
     values = np.array([0, 1, 1, 0] if element == "i1" else [3, 1, 100, 7]).astype(DTYPES[element])
     np.testing.assert_array_equal(JOINS[op](values, values.dtype.type(number)), values)
