@@ -16,6 +16,7 @@ from typing import Any, Final
 import jax
 import numpy as np
 import oracle
+import window_forms
 from binding_budgets import try_budget
 from drawn_plans import MOODS, try_plan
 from indexed_forms import MESHES, draw_form, try_form
@@ -102,6 +103,18 @@ def forms(options: Options) -> Iterator[Tried]:
     for seed in options.seeds:
         mesh = options.meshes[seed % len(options.meshes)]
         yield tried(f"seed {seed} mesh {mesh}", try_form, draw_form(seed), seed, mesh)
+
+
+def windows(options: Options) -> Iterator[Tried]:
+    """Draw slices, pads, reversals, concatenations, convolutions and other windows, and compare each with one device.
+
+    They come with every stride, padding and dilation. How they are drawn: `window_forms.py`. The exit code is 1 if one
+    differs from one device under a way to split it, cannot be localized, or predicts other collectives than it has.
+    """
+    _prepare()
+    for seed in options.seeds:
+        mesh = options.meshes[seed // len(window_forms.KINDS) % len(options.meshes)]
+        yield tried(f"seed {seed} mesh {mesh}", try_form, window_forms.draw_form(seed), seed, mesh)
 
 
 def oracles(options: Options) -> Iterator[Tried]:
@@ -220,6 +233,7 @@ QUESTIONS: Final = {
     "programs": _question(programs, _PROGRAMS),
     "budgets": _question(budgets, _BUDGETS),
     "forms": _question(forms, (option("--seeds", range(100), "forms"), _MESHES)),
+    "windows": _question(windows, (option("--seeds", range(100), "forms"), _MESHES)),
     "oracle": _question(oracles, _ORACLE),
     "pipelines": Question(str(pipelines.__doc__), pipelines, _STAGED, _PIPELINES, ("schedule", "bits"), _other_bits),
 }

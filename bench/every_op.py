@@ -537,6 +537,19 @@ def convolved(
     )
 
 
+def slid(window: str, result: tuple[int, ...], *, kernel: tuple[int, ...] = (3, 3, 8, 4), dims: str = "") -> Case:
+    """A convolution along two dims, with windows of that kind."""
+    dims = dims or "[b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f]"
+    return one(
+        "stablehlo",
+        "convolution",
+        [tensor((4, 8, 8, 8)), tensor(kernel)],
+        tensor(result),
+        f"{{dimension_numbers = #stablehlo.conv<{dims}>, feature_group_count = 1 : i64, batch_group_count = 1 : i64, "
+        f"{window}}}",
+    )
+
+
 def reduced(op: str, start: float, kind: str = F32, result: str = COLUMN) -> Case:
     """A reduction of the last dim by one op, from `start`."""
     scalar = f"tensor<{kind.rsplit('x', maxsplit=1)[-1]}"
@@ -579,6 +592,19 @@ _VARIANTS: Programs = {
     "convolution: every feature to several": convolved((4, 8, 8), (16, 1, 3), (4, 16, 8), 8, 1),
     "convolution: groups of batches": convolved((16, 4, 8), (8, 4, 3), (4, 8, 8), 1, 4),
     "convolution: every batch by itself": convolved((16, 4, 8), (16, 4, 3), (1, 16, 8), 1, 16),
+    "convolution: as many results as elements": slid("padding = dense<1> : tensor<2x2xi64>", (4, 8, 8, 4)),
+    "convolution: in strides": slid(
+        "padding = dense<[[0, 1], [0, 1]]> : tensor<2x2xi64>, window_strides = array<i64: 2, 2>", (4, 4, 4, 4)
+    ),
+    "convolution: of spread elements": slid(
+        "padding = dense<[[1, 2], [1, 2]]> : tensor<2x2xi64>, lhs_dilation = array<i64: 2, 2>", (4, 16, 16, 4)
+    ),
+    "convolution: the gradient of a kernel": slid(
+        "padding = dense<[[1, 1], [1, 1]]> : tensor<2x2xi64>",
+        (3, 3, 8, 8),
+        kernel=(4, 8, 8, 8),
+        dims="[f, 0, 1, b]x[i, 0, 1, o]->[0, 1, b, f]",
+    ),
     "reduce: maximum from one": reduced("maximum", 1.0),
     "reduce: product": reduced("multiply", 1.0),
     "reduce: product from two": reduced("multiply", 2.0),
@@ -607,6 +633,24 @@ _VARIANTS: Programs = {
     ),
     "reduce_window: all before": windowed(
         "window_dimensions = array<i64: 1, 16>, padding = dense<[[0, 0], [15, 0]]> : tensor<2x2xi64>", (8, 16)
+    ),
+    "select_and_scatter: windows that overlap": case(
+        f'{ZERO}%0 = "stablehlo.select_and_scatter"(%a, %b, %zero) ({compare_region("GE")}, {binary_region("add")}) '
+        f"{{window_dimensions = array<i64: 1, 4>, window_strides = array<i64: 1, 2>}} "
+        f": ({F32}, {tensor((8, 7))}, {SCALAR}) -> {F32}",
+        {"a": F32, "b": tensor((8, 7))},
+        {"0": F32},
+    ),
+    "triangular_solve: from the right": case(
+        f"%i = stablehlo.iota dim = 0 : {tensor((8, 8))}\n%j = stablehlo.iota dim = 1 : {tensor((8, 8))}\n"
+        f"%e = stablehlo.compare EQ, %i, %j : ({tensor((8, 8))}, {tensor((8, 8))}) -> {tensor((8, 8), 'i1')}\n"
+        f"%f = stablehlo.constant dense<4.0> : {tensor((8, 8))}\n"
+        f"%p = stablehlo.select %e, %f, %a : {tensor((8, 8), 'i1')}, {tensor((8, 8))}\n"
+        '%0 = "stablehlo.triangular_solve"(%p, %b) {left_side = false, lower = true, unit_diagonal = false, '
+        f"transpose_a = #stablehlo<transpose TRANSPOSE>}} "
+        f": ({tensor((8, 8))}, {tensor((12, 8))}) -> {tensor((12, 8))}",
+        {"a": tensor((8, 8)), "b": tensor((12, 8))},
+        {"0": tensor((12, 8))},
     ),
     "sort: keys and values": case(
         '%0:2 = "stablehlo.sort"(%a, %b) ({ '
@@ -656,6 +700,12 @@ _VARIANTS: Programs = {
         [F32, SCALAR],
         F32,
         "{edge_padding_low = array<i64: 1, 0>, edge_padding_high = array<i64: -1, 0>, "
+        "interior_padding = array<i64: 0, 0>}",
+    ),
+    "pad: that shifts both dims": (
+        [F32, SCALAR],
+        F32,
+        "{edge_padding_low = array<i64: 1, -2>, edge_padding_high = array<i64: -1, 2>, "
         "interior_padding = array<i64: 0, 0>}",
     ),
     "slice: every second": (

@@ -289,26 +289,35 @@ def _dense(numbers: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> str:
     return json.dumps(numbers.tolist())
 
 
+_MOST_WAYS: Final = 64
+"""Of the ways to split one op on a mesh that are tried: a convolution on three axes has thousands."""
+
+
 def plans_that_split(text: str, op: str, mesh: str, seed: int = 0) -> Iterator[tuple[str, Drawable, int, int]]:
-    """Yields each way to split an op of that name on a mesh.
+    """Yields ways to split an op of that name on a mesh: all, or some drawn ones where there are many.
 
     It is a name, a program of which a plan can be drawn, and the node and the state that the plan must have.
     """
-    nodes = drawable(text, mesh).choice.nodes
-    for number, node in enumerate(nodes):
-        for place, state in enumerate(node.states):
-            if node.kind != "op" or max(state.strategy, default=-1) < 0:
-                continue
-            drawn = drawable(text, mesh)
-            if drawn.program.ops[node.number].name == op:
-                yield f"{state.strategy}", drawn, number, place
+    first = drawable(text, mesh)
+    ways = [
+        (number, place)
+        for number, node in enumerate(first.choice.nodes)
+        if node.kind == "op" and first.program.ops[node.number].name == op
+        for place, state in enumerate(node.states)
+        if max(state.strategy, default=-1) >= 0
+    ]
+    if len(ways) > _MOST_WAYS:
+        drawn = np.random.default_rng(seed).permutation(len(ways))[:_MOST_WAYS]
+        ways = [ways[way] for way in sorted(drawn.tolist())]
+    for number, place in ways:
+        yield f"{first.choice.nodes[number].states[place].strategy}", drawable(text, mesh), number, place
 
 
 def try_form(form: Form, seed: int, mesh: str) -> tuple[bool, str]:
     """Returns whether each way to split a form on a mesh gives the answer of one device, and a line about it."""
     text, tried, wrong = form.module(), 0, []
     expected = one_device(text, seed)
-    for name, drawn, number, place in plans_that_split(text, form.op, mesh):
+    for name, drawn, number, place in plans_that_split(text, form.op, mesh, seed):
         tried += 1
         try:
             found = expected.difference(drawn.plan(seed, "any", (number, place)), drawn.module)
