@@ -70,7 +70,8 @@ def copied_to_rows(graph: Graph, op: int) -> list[int]:
     """
     name, operands = graph.cls(op).name, graph.operands(op).tolist()
     if name == COPIED_UPDATE:
-        return operands[len(operands) // 2 + 1 :]  # behind as many tables, and the indices
+        added: list[int] = operands[len(operands) // 2 + 1 :]  # behind as many tables, and the indices
+        return added
     if name == GATHER:
         return [*graph.results(op), *(table for table in operands[:1] if graph.value_op[table] < 0)]
     return []

@@ -20,7 +20,7 @@ STEPS = {**ZOO, "perceptron": PERCEPTRON}
 # axes.
 SMALL = (
     ("perceptron", "auto-shard{cluster=v100x8}"),
-    ("perceptron", "auto-shard{cluster=v100x8 budget=2KiB}"),
+    ("perceptron", "auto-shard{cluster=cpu8 budget=2KiB}"),
     ("perceptron", "auto-shard,localize"),
     ("perceptron", "auto-shard{cluster=v100x8 mesh=2x4},localize"),
 )
@@ -28,8 +28,8 @@ SMALL = (
 # The same at a size where ties abound, both on two axes, and what is too wide for elimination: prices, and sweeps.
 LARGE = (
     ("gpt-fused", "auto-shard{cluster=v100x8}"),
-    ("mlp", "auto-shard{cluster=v100x8 budget=60KiB}"),
-    ("mlp", "auto-shard{cluster=v100x8 mesh=2x4 budget=60KiB},localize"),
+    ("mlp", "auto-shard{cluster=cpu8 budget=60KiB}"),
+    ("mlp", "auto-shard{cluster=cpu8 mesh=2x4 budget=60KiB},localize"),
     ("gpt-fused", "auto-shard{cluster=v100x8 mesh=2x4},localize"),
 )
 
