@@ -23,9 +23,8 @@ from report import Cell, Options, Question, key, option, run, run_child
 from rhino.ir.graph.graph import Graph
 from rhino.ir.mlir.bindings import ir, make_context
 from rhino.ir.mlir.reader import read_module
-from rhino.passes.base import Remarks
+from rhino.passes.base import Item, Remarks
 from rhino.passes.frontend.normalize import Normalize
-from rhino.passes.registry import Item
 from rhino.passes.sharding.choose_shardings import ChooseShardings, PhaseTimes, ShardingChoice
 from rhino.passes.textual_pipelines import build_pass_manager, parse_pipeline
 from rhino.passes.unsharded import unsharded_program

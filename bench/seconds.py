@@ -39,8 +39,8 @@ from rhino.ir.mlir.manual import wrap_manual
 from rhino.ir.mlir.reader import entry_function, read_module
 from rhino.ir.plan.step_memory import memory_of
 from rhino.ir.program.named_tensors import argument_tensors
-from rhino.passes.base import Remarks
-from rhino.passes.registry import Item, build_named
+from rhino.passes.base import Item, Remarks
+from rhino.passes.registry import build_named
 from rhino.passes.sharding.choose_shardings import ShardingChoice
 from rhino.passes.sharding.localize import localized_copy
 from rhino.passes.textual_pipelines import build_pass_manager

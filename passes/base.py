@@ -40,6 +40,26 @@ class Pass:
         return f"{self.name}{{{options}}}" if options else self.name
 
 
+Item = Pass | str
+"""A step of a pipeline: one of our passes, or the textual form of MLIR's own."""
+
+
+def pipeline_text(items: Sequence[Item]) -> str:
+    """Returns the textual form of a pipeline, which parses back to it."""
+    return ",".join(item if isinstance(item, str) else item.text() for item in items)
+
+
+def run_pipeline(items: Sequence[Item], module: ir.Operation, remarks: Remarks) -> None:
+    """Runs passes on a module, as a pass does that has some as an option."""
+    manager = passmanager.PassManager("builtin.module", module.context)
+    for item in items:
+        if isinstance(item, Pass):
+            add_to(manager, item, remarks)
+        else:
+            manager.add(item)
+    manager.run(module)
+
+
 @dataclass(frozen=True)
 class Remark:
     """A sentence of a pass about one op: why something was done, or not."""
@@ -88,8 +108,17 @@ class Remarks:
 
 
 def _spell(value: object) -> str:
-    text = str(value).lower() if isinstance(value, bool) else str(value)
+    text = _text(value)
     return text if _PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=False)
+
+
+def _text(value: object) -> str:
+    match value:
+        case bool():
+            return str(value).lower()
+        case tuple():
+            return pipeline_text(value)
+    return str(value)
 
 
 def option_names(cls: type[Pass]) -> tuple[str, ...]:
@@ -100,7 +129,7 @@ def option_names(cls: type[Pass]) -> tuple[str, ...]:
 def option_texts(cls: type[Pass]) -> dict[str, tuple[str, str]]:
     """Returns the default and the description of each option of a pass, by name, in the words of textual pipelines."""
     return {
-        name: (str(f.default).lower() if isinstance(f.default, bool) else str(f.default), f.metadata["help"])
+        name: (_text(f.default), f.metadata["help"])
         for name, f in zip(option_names(cls), dataclasses.fields(cls), strict=True)
     }
 
@@ -169,6 +198,8 @@ def _convert(owner: str, option: dataclasses.Field[Any], value: str) -> Any:  # 
         case int():
             if re.fullmatch("-?[0-9]+", value):
                 return int(value)
+        case tuple():
+            return (value,) if value else ()  # passes/textual_pipelines.py parses it
         case _:
             return value
     wanted = "true or false" if isinstance(option.default, bool) else "a whole number"

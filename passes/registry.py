@@ -15,7 +15,7 @@ from rhino.passes.analysis.annotate_work import AnnotateWork
 from rhino.passes.analysis.cones import AnnotateCones
 from rhino.passes.analysis.critical_path import AnnotateCriticalPath
 from rhino.passes.analysis.segments import AnnotateSegments
-from rhino.passes.base import Pass, make_pass, make_passes, option_names, option_texts
+from rhino.passes.base import Item, Pass, make_pass, make_passes, option_names, option_texts
 from rhino.passes.frontend.normalize import Normalize
 from rhino.passes.layout.materialize_strides import MaterializeStrides
 from rhino.passes.layout.pad import PadDims, refuse_pads
@@ -30,9 +30,6 @@ from rhino.passes.sharding.localize import Localize
 from rhino.passes.sharding.op_rules import OpRules
 from rhino.passes.sharding.pin import PinShardings
 from rhino.passes.sharding.strip import Strip
-
-Item = Pass | str
-"""A step of a pipeline: one of our passes, or the textual form of MLIR's own."""
 
 PASSES: Final[tuple[type[Pass], ...]] = (
     AnnotateCandidates,
@@ -162,15 +159,19 @@ def _auto_parallel(options: Mapping[str, str]) -> tuple[Item, ...]:
         "func.func(sdy-drop-sharding-rules)",
     )
     assert isinstance(micro, MicroBatch)
-    begin = (
-        Normalize(boundaries=stages.stages > 1),  # First: custom calls may stand in functions that are called.
-        # Before all else that reads loops, for each stage is to have its own.
-        *((SplitScans(stages.stages, leaves=True, cluster=stages.cluster),) if stages.stages > 1 else ()),
+    shard = shard if rank.num_devices > 1 else ()
+    divide: tuple[Item, ...] = (
         rules,  # Before the batch is followed through them.
         # A loop of one trip would refuse what stands for the whole batch.
         *((micro,) if stages.stages > 1 or micro.num > 1 else ()),
     )
-    shard = shard if rank.num_devices > 1 else ()
+    # Before all else that reads loops, for each stage is to have its own.
+    scans = SplitScans(stages.stages, leaves=True, cluster=stages.cluster, trial=(*divide, *shard))
+    begin = (
+        Normalize(boundaries=stages.stages > 1),  # First: custom calls may stand in functions that are called.
+        *((scans,) if stages.stages > 1 else ()),
+        *divide,
+    )
     if "remat" in options and max(parse_remat(again.remat)) > 0:
         # Stages come first, for what each keeps is its own, and a cut through what is put before its backward pass
         # would move gradients. They have no limit: what is saved has not been taken off yet.

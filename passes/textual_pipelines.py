@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import fields, replace
 from typing import Final
 
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.mlir.bindings import ir, passmanager
-from rhino.passes.base import Pass, Remarks, add_to, read_options
-from rhino.passes.registry import Item, build_named, closest_names, known_names
+from rhino.passes.base import Item, Pass, Remarks, add_to, pipeline_text, read_options
+from rhino.passes.registry import build_named, closest_names, known_names
 
 _ANCHOR: Final = "builtin.module"
 _ELEMENT: Final = re.compile(r"([^\s(){}]+)\s*(?:\{(.*)\})?", re.DOTALL)
@@ -64,7 +65,17 @@ def _items(element: str) -> tuple[Item, ...]:
         return (element,)
     items = build_named(match[1], read_options(match[1], match[2] or ""))
     assert items is not None
-    return items
+    return tuple(_with_pipelines(item) for item in items)
+
+
+def _with_pipelines(item: Item) -> Item:
+    """Returns a pass with its options parsed that are pipelines themselves."""
+    if not isinstance(item, Pass):
+        return item
+    values = {one.name: getattr(item, one.name) for one in fields(item)}
+    return replace(
+        item, **{name: parse_pipeline(pipeline_text(one)) for name, one in values.items() if isinstance(one, tuple)}
+    )
 
 
 def _nested_names(element: str) -> Iterator[str]:

@@ -24,9 +24,8 @@ from rhino.ir.mlir.locations import place_of
 from rhino.ir.mlir.manual import bytecode
 from rhino.ir.mlir.reader import read_module
 from rhino.ir.plan.files import save_plan
-from rhino.passes.base import Remarks, read_options
+from rhino.passes.base import Item, Remarks, read_options
 from rhino.passes.planner.unstaged_plan import search
-from rhino.passes.registry import Item
 from rhino.passes.sharding.choose_shardings import ShardingChoice
 from rhino.passes.sharding.localize import Localize
 from rhino.passes.sharding.planning_pass import DEFAULT_CLUSTER, OTHERS_NEED_LESS

@@ -14,10 +14,10 @@ from rhino.ir.cluster.mesh import parse_mesh
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.request.constraints import parse_forbid, parse_pad, parse_pin, parse_role, parse_scope
 from rhino.ir.units import parse_size
-from rhino.passes.base import Pass, option_names, read_options
+from rhino.passes.base import Item, Pass, option_names, read_options
 from rhino.passes.layout.pad import refuse_pads
 from rhino.passes.planner.request import COMPARE, MEMORY, MOST_COMPILES
-from rhino.passes.registry import PARALLEL, PASSES, PIPELINES, Item, build_named
+from rhino.passes.registry import PARALLEL, PASSES, PIPELINES, build_named
 from rhino.passes.sharding.planning_pass import AUTO, DEFAULT_CLUSTER
 from rhino.passes.textual_pipelines import parse_pipeline
 from rhino.strategies.autotune import DEFAULT as BEST

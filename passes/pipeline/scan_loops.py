@@ -47,9 +47,14 @@ class Scan:
     is_reversed: bool
 
 
+def is_annotated(loop: ir.Operation) -> bool:
+    """Says whether a loop says how its values lie, which pieces of it would not."""
+    return any(name in loop.attributes for name in (CARRIED, SHARDING))
+
+
 def read_scan(loop: ir.Operation) -> Scan | None:
     """Returns the loop over rows that an op is, or None."""
-    if loop.name != WHILE or any(name in loop.attributes for name in (MICRO_BATCHES, CARRIED, SHARDING)):
+    if loop.name != WHILE or MICRO_BATCHES in loop.attributes:
         return None
     trips, counter = trip_count(loop.opview), counter_of(loop.opview)
     if trips is None or counter is None or trips < 2:

@@ -2,7 +2,8 @@
 
 Reads     a normalized step on one device; its loops that run once for each row of stacks, as JAX's `scan` writes them
           (passes/pipeline/scan_loops.py). `counts` says of how many iterations each loop is to be; without it they are
-          chosen for `stages`, by seconds of ops (strategies/pipeline/stages/iterations.py).
+          chosen for `stages`, by seconds of ops (strategies/pipeline/stages/iterations.py): of the step on one device,
+          or of what `trial` makes of it, sharded and in micro-batches.
 Writes    the loops as pieces, each with the rows of its stacks alone. What is computed row by row from stacks, as an
           optimizer's update, is computed for the rows of each piece; sums over rows, as a norm, are sums of the sums of
           pieces. With `leaves`, arguments and results that are such stacks are pieces too
@@ -19,6 +20,7 @@ rows join, forward and backward pass, are cut at the same rows.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -29,13 +31,13 @@ from rhino.ir.mlir.bindings import func, ir, stablehlo
 from rhino.ir.mlir.reader import end_of, entry_function, maker_of
 from rhino.ir.program.accumulation import accumulation_loop
 from rhino.ir.program.identity import make_constant
-from rhino.passes.base import Pass, Remarks, opt
+from rhino.passes.base import Item, Pass, Remarks, opt, run_pipeline
 from rhino.passes.frontend.stage_marks import direction_of
 from rhino.passes.frontend.tidy import tidy
 from rhino.passes.pipeline.part_numbers import drop_dead, is_used
 from rhino.passes.pipeline.row_dims import RowDims, on_rows, row_dims, rows_of, with_rows
-from rhino.passes.pipeline.scan_loops import UPDATE, Scan, read_scan
-from rhino.passes.pipeline.sharded_step import SHARDED_ERRORS, sharded_figures
+from rhino.passes.pipeline.scan_loops import UPDATE, Scan, is_annotated, read_scan
+from rhino.passes.pipeline.sharded_step import SHARDED_ERRORS, num_ranks, sharded_figures
 from rhino.passes.pipeline.split_leaves import split_leaves
 from rhino.passes.sharding.planning_pass import DEFAULT_CLUSTER
 from rhino.passes.unsharded import UNSHARDED_ERRORS, unsharded_program
@@ -62,18 +64,22 @@ class SplitScans(Pass):
     counts: str = opt("", "iterations of each piece, as 4;4;3; empty chooses them for the stages")
     leaves: bool = opt(False, "true = arguments and results that are stacks of such rows are in pieces, too")
     cluster: str = opt(DEFAULT_CLUSTER, "a preset's name or a cluster file")
+    trial: tuple[Item, ...] = opt(
+        (), "a pipeline that shards the step: counts are chosen by what it makes of a copy; empty runs none"
+    )
 
     def run(self, module: ir.Operation, remarks: Remarks) -> None:
         """Rewrites `module` in place."""
         entry = entry_function(module, remarks.file)
-        if any(direction_of(view.operation) is not None for view in entry.regions[0].blocks[0].operations):
+        block = entry.regions[0].blocks[0]
+        if any(direction_of(view.operation) is not None for view in block.operations):
             return  # the model says where it is cut
-        layers = find_layers(entry)
+        layers = find_layers(block)
         if not layers:
             return
-        cuts = self._given(layers, remarks) if self.counts else self._chosen(module, remarks)
+        cuts = self._given(layers, remarks) if self.counts else self._chosen(module, layers, remarks)
         entry = entry_function(module, remarks.file)  # as rules come and go, ops are others
-        layers = find_layers(entry)
+        layers = find_layers(entry.regions[0].blocks[0])
         several = {number: rows for number, rows in enumerate(cuts) if len(rows) > 2}
         if not several:
             return
@@ -92,7 +98,7 @@ class SplitScans(Pass):
         words = [one.strip() for one in self.counts.split(";")]
         counts = [int(one) if one.isdigit() else 0 for one in words]
         found = [[sum(counts[:at]) for at in range(len(counts) + 1)] for _ in layers]
-        known = [one.scans[0].trips for one in layers]
+        known = [one.trips for one in layers]
         if 0 in counts or sum(counts) not in known:
             raise RhinoError(
                 "RHI-STAGE-006",
@@ -102,15 +108,31 @@ class SplitScans(Pass):
             )
         return [rows if rows[-1] == trips else [0, trips] for rows, trips in zip(found, known, strict=True)]
 
-    def _chosen(self, module: ir.Operation, remarks: Remarks) -> list[list[int]]:
-        """Returns the cuts that make stages the most even."""
+    def _chosen(self, module: ir.Operation, layers: Sequence[Layers], remarks: Remarks) -> list[list[int]]:
+        """Returns the cuts that make stages the most even: of the step as `trial` makes it, or else as it is."""
+        aside = Remarks(remarks.file)
+        if self.trial:
+            copy = module.clone()
+            with suppress(RhinoError):  # what it is follows from the step itself, to which these passes come next
+                run_pipeline(self.trial, copy, aside)
+                cuts = self._most_even(copy, aside)
+                if [rows[-1] for rows in cuts] == [one.trips for one in layers]:
+                    return cuts
+        return self._most_even(module, aside)
+
+    def _most_even(self, module: ir.Operation, remarks: Remarks) -> list[list[int]]:
+        """Returns the cuts that make the stages of a step, or of its micro-batch, the most even."""
+        cluster = load_cluster(self.cluster)
         with unsharded_program(module, remarks) as program:
-            seconds, *_ = sharded_figures(program, module, load_cluster(self.cluster))
-            parts = parts_of(program.graph, accumulation_loop(program), seconds)
+            ranks = num_ranks(module, cluster, self.stages)
+            seconds, *_ = sharded_figures(program, module, cluster, ranks)
+            loop = accumulation_loop(program)
+            parts = parts_of(program.graph, loop, seconds)
+            region = program.ops[loop.op].regions[1] if loop is not None else program.entry.regions[0]
             places = {op: number for number, op in enumerate(program.ops)}
             loops = [
-                LayerLoops(tuple(places[scan.loop] for scan in one.scans), one.scans[0].trips)
-                for one in find_layers(program.entry)
+                LayerLoops(tuple(places[scan.loop] for scan in one.scans), one.trips)
+                for one in find_layers(region.blocks[0], annotated=True)
             ]
             return cut_iterations(program.graph, seconds, parts.body & ~parts.free, loops, self.stages)
 
@@ -122,25 +144,32 @@ class Layers:
     scans: list[Scan]
     rows: dict[Value, int] = field(default_factory=dict)
 
+    @property
+    def trips(self) -> int:
+        """How many layers there are."""
+        return self.scans[0].trips
 
-def find_layers(entry: func.FuncOp) -> list[Layers]:
-    """Returns the layers that the loops of a function run over, in the order of their first loops."""
+
+def find_layers(block: ir.Block, *, annotated: bool = False) -> list[Layers]:
+    """Returns the layers that the loops of a block run over, in the order of their first loops.
+
+    Loops that say how their values lie are among them only if these may be `annotated`: pieces would not say it.
+    """
     scans = {
         view.operation: scan
-        for view in entry.regions[0].blocks[0].operations
-        if (scan := read_scan(view.operation)) is not None
+        for view in block.operations
+        if (annotated or not is_annotated(view.operation)) and (scan := read_scan(view.operation)) is not None
     }
     found: list[Layers] = []
     for scan in scans.values():
         known = next((one for one in found if scan in one.scans), None)
         if known is None:
-            found.append(_followed(entry, scan, scans))
+            found.append(_followed(block, scan, scans))
     return found
 
 
-def _followed(entry: func.FuncOp, first: Scan, scans: Mapping[ir.Operation, Scan]) -> Layers:
+def _followed(block: ir.Block, first: Scan, scans: Mapping[ir.Operation, Scan]) -> Layers:
     """Returns the layers of a loop: what its rows lead to, and the loops among that."""
-    block = entry.regions[0].blocks[0]
     layers = Layers([])
     waiting: list[tuple[Value, int]] = []
 

@@ -28,14 +28,14 @@ from rhino.ir.mlir.reader import entry_function
 from rhino.ir.program.accumulation import accumulation_loop
 from rhino.ir.program.program import Program, read_program
 from rhino.ir.units import PEAK, format_bytes
-from rhino.passes.base import Remarks
+from rhino.passes.base import Item, Remarks
 from rhino.passes.frontend.stage_marks import BOUNDARY
 from rhino.passes.pipeline.divider import Divider
 from rhino.passes.pipeline.fold_layers import FoldedLayers, FoldLayers
 from rhino.passes.pipeline.micro_batch import BATCH, MicroBatch, batch_size
 from rhino.passes.pipeline.rematerialize import Rematerialize, Rematerializer
 from rhino.passes.pipeline.split_scans import SplitScans, find_layers
-from rhino.passes.registry import Item, before_choice
+from rhino.passes.registry import before_choice
 from rhino.passes.sharding.planning_pass import Target, begin_choice, rank_target
 from rhino.passes.textual_pipelines import build_pass_manager
 from rhino.strategies.autotune.base import (
@@ -218,7 +218,7 @@ class Evaluator:
     def has_layers(self) -> bool:
         """Whether the step has loops over layers that stages can share."""
         module = ir.Module.parse(self.setup.module, self.context)
-        return bool(find_layers(entry_function(module)))
+        return bool(find_layers(entry_function(module).regions[0].blocks[0]))
 
     def made(self, name: str, start: bytes, items: Sequence[Item]) -> bytes:
         """Returns what `items` make of a module; what another process has put in the folder is not made again."""

@@ -20,8 +20,7 @@ from rhino.ir.plan.plan_json import digest_of
 from rhino.ir.program.collectives import tensor_bytes
 from rhino.ir.program.program import argument_name
 from rhino.ir.program.stored_shapes import PADDED, logical_shape, padded_shape
-from rhino.passes.base import Remarks
-from rhino.passes.registry import Item
+from rhino.passes.base import Item, Remarks
 from rhino.passes.sharding.annotations import boundary_dims
 from rhino.passes.sharding.choose_shardings import ChooseShardings
 from rhino.passes.sharding.planning_pass import AUTO, write_mesh

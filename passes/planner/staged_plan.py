@@ -23,7 +23,7 @@ from rhino.ir.program.collectives import tensor_bytes
 from rhino.ir.program.leaf_rows import leaf_numbers, rows_in
 from rhino.ir.program.program import read_program
 from rhino.ir.program.staged_module import NAME, STEP, read_staged
-from rhino.passes.base import Remarks
+from rhino.passes.base import Item, Remarks
 from rhino.passes.pipeline.program_modules import compiled_form, program_modules
 from rhino.passes.pipeline.split_stages import SplitStages
 from rhino.passes.planner.module_facts import (
@@ -35,7 +35,7 @@ from rhino.passes.planner.module_facts import (
     keep_unsplit,
     normalize,
 )
-from rhino.passes.registry import PARALLEL, Item, build_named
+from rhino.passes.registry import PARALLEL, build_named
 from rhino.passes.sharding.choose_shardings import ChooseShardings
 from rhino.passes.textual_pipelines import build_pass_manager
 from rhino.strategies.choice.sharding_plan import make_plan

@@ -2,8 +2,8 @@
 
 A step is a line of parts: what stands before the first loop, its iterations, what stands between it and the next, and
 so on. A part has what the forward pass does there and what the backward pass does, as both are on one stage. Stages are
-cuts of this line. An iteration in which one stage ends and the next begins becomes a piece of its own: it is no loop,
-so that the cut of its ops decides where it ends.
+cuts of this line. An iteration in which one stage ends and the next begins becomes a piece of its own, and so do those
+`BESIDE` it: they are no loops, so that the cut of their ops decides where the stage ends.
 
 Of all cuts it is one whose largest stage is the smallest, to `TOLERANCE`; of these the one that ends stages in the
 fewest iterations, and then the most even one. Iterations are cut at `GRAIN` places.
@@ -23,6 +23,13 @@ from rhino.ir.graph.graph import Graph
 
 GRAIN: Final = 8
 """At how many places in an iteration a stage may end: of 32 layers in 4 stages a place is a hundredth of a stage."""
+
+BESIDE: Final = 1
+"""How many iterations before and behind the end of a stage are pieces of their own, so that it may end in them, too.
+
+A line is an estimate: it knows no transfers, nor that iterations without a loop take less. With none, steps in 4 stages
+took 1 to 10 % more (`python bench/search.py staged-loops`, 2026-11-26).
+"""
 
 TOLERANCE: Final = 0.005
 """By what share the largest stage may be over the least there is: the smallest of `balance.TOLERANCES`."""
@@ -76,9 +83,9 @@ def cut_iterations(
 
 
 def iterations(places: Sequence[int], trips: int) -> list[int]:
-    """Returns the iterations at which a loop is cut in which stages end at `places`, `GRAIN` of them in each."""
-    found = {one for place in places for one in (place // GRAIN, -(-place // GRAIN))}
-    return sorted({0, trips, *found})
+    """Returns at which of its `trips` iterations a loop is cut, if stages end at `places`, `GRAIN` of them in each."""
+    found = {one for place in places for one in range(place // GRAIN - BESIDE, -(-place // GRAIN) + BESIDE + 1)}
+    return sorted({0, trips, *(one for one in found if 0 < one < trips)})
 
 
 def line_of(graph: Graph, seconds: Floats, loops: Sequence[LayerLoops]) -> list[Part]:
@@ -88,8 +95,10 @@ def line_of(graph: Graph, seconds: Floats, loops: Sequence[LayerLoops]) -> list[
     the first of these layers.
     """
     unit: Ints = np.arange(graph.num_ops)
+    of_layers = [op for one in loops for op in one.ops]
     for loop in graph.loops[::-1]:
-        unit[loop.op : loop.end + 1] = loop.op
+        if not any(loop.op < op < loop.end for op in of_layers):  # as the loop over micro-batches, which is all of it
+            unit[loop.op : loop.end + 1] = loop.op
     forward = {one.ops[0]: number for number, one in enumerate(loops)}
     back = {op: number for number, one in enumerate(loops) for op in one.ops[1:]}
     behind, before = np.zeros(graph.num_ops, dtype=np.int64), np.full(graph.num_ops, len(loops), dtype=np.int64)

@@ -11,6 +11,8 @@ from rhino.ir.mlir.reader import read_module, walk
 from rhino.passes.base import Pass, Remarks, make_pass, opt, read_options
 from rhino.passes.frontend.normalize import Normalize
 from rhino.passes.layout.pad import PadDims
+from rhino.passes.pipeline.micro_batch import MicroBatch
+from rhino.passes.pipeline.split_scans import SplitScans
 from rhino.passes.registry import PARALLEL, PASSES, PIPELINES, build_named, known_names
 from rhino.passes.sharding.choose_shardings import ChooseShardings, PhaseTimes, ShardingChoice
 from rhino.passes.sharding.localize import Localize
@@ -169,6 +171,15 @@ def test_every_option_round_trips():
     assert text.endswith(" count=-3 deep=true}")
     assert make_pass(Sample, read_options("sample", text[len("sample{") : -1])) == sample
     assert Strip().text() == "rhino-strip"
+
+
+def test_an_option_that_is_a_pipeline_round_trips():
+    first = parse_pipeline(f'{PARALLEL}{{num=2 stages=2 mesh=2 cluster=cpu4 batch="x y;z:1"}}')
+    scans = next(item for item in first if isinstance(item, SplitScans))
+    assert MicroBatch(num=2, batch="x y;z:1") in scans.trial
+    assert parse_pipeline(scans.text()) == (scans,)
+    nested = SplitScans(trial=(scans, "func.func(cse)"))
+    assert parse_pipeline(nested.text()) == (nested,)
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,8 @@ def test_layers_of_two_loops_are_cut_where_stages_end():
     assert even_cut([Part(0.0, 1), Part(4.0, 4), Part(0.0, 1), Part(8.0, 4), Part(0.0, 1)], 3) == [(3, 2)]
 
 
-def test_an_iteration_in_which_a_stage_ends_is_a_piece():
+def test_iterations_around_the_end_of_a_stage_are_pieces():
     assert iterations([], 6) == [0, 6]
-    assert iterations([2 * GRAIN, 4 * GRAIN + 1], 6) == [0, 2, 4, 5, 6]
-    assert iterations([1, GRAIN - 1, 6 * GRAIN - 1], 6) == [0, 1, 5, 6]
+    assert iterations([4 * GRAIN], 8) == [0, 3, 4, 5, 8]
+    assert iterations([4 * GRAIN + 1], 9) == [0, 3, 4, 5, 6, 9]
+    assert iterations([1, GRAIN - 1, 6 * GRAIN - 1], 6) == [0, 1, 2, 4, 5, 6]
