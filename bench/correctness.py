@@ -19,6 +19,7 @@ import oracle
 import window_forms
 from binding_budgets import try_budget
 from drawn_plans import MOODS, try_plan
+from drawn_scans import drawn, try_scan
 from indexed_forms import MESHES, draw_form, try_form
 from models import STAGED, step_text
 from pipelines import Setting, difference, digest, plan
@@ -150,6 +151,19 @@ def pipelines(options: Options) -> Iterator[dict[str, Any]]:
             yield _pipeline(text, name, Setting(stages, micro_batches, schedule, options.mesh), expected)
 
 
+def scans(options: Options) -> Iterator[Tried]:
+    """Draw training steps whose layers are loops, cut them in stages at random, and compare with one device.
+
+    How they are drawn: `drawn_scans.py`. The exit code is 1 if a step differs from one device.
+    """
+    _prepare()
+    for seed in options.seeds:
+        form, setting = drawn(seed)
+        cut = f"{setting.stages} stages of {setting.mesh}, {setting.micro_batches} x {setting.schedule}"
+        case = f"seed {seed}: {form}; {cut} {setting.counts}{' remat' if setting.remat else ''}"
+        yield tried(case, try_scan, form, setting)
+
+
 def _pipeline(text: bytes, name: str, setting: Setting, expected: Reference) -> dict[str, Any]:
     made = plan(text, name, setting)
     steps = run_pipeline(made, expected.inputs, len(expected.results))
@@ -220,6 +234,7 @@ _PIPELINES: Final = (
     option("--mesh", "1", "of a rank"),
     option("--steps", 3, "that are compared"),
 )
+_SCANS: Final = (option("--seeds", range(40), "steps and how they are cut"),)
 _ORACLE: Final = (option("--seeds", range(1000), "programs"), option("--budgets", False, "under budgets too"))
 _WORDS: Final = ("", "what")
 
@@ -235,6 +250,7 @@ QUESTIONS: Final = {
     "forms": _question(forms, (option("--seeds", range(100), "forms"), _MESHES)),
     "windows": _question(windows, (option("--seeds", range(100), "forms"), _MESHES)),
     "oracle": _question(oracles, _ORACLE),
+    "scans": _question(scans, _SCANS),
     "pipelines": Question(str(pipelines.__doc__), pipelines, _STAGED, _PIPELINES, ("schedule", "bits"), _other_bits),
 }
 

@@ -90,6 +90,8 @@ _SIXES: Final[Mapping[str, tuple[str, Sizes]]] = {
 }
 STAGED: Final[Mapping[str, tuple[str, Sizes]]] = {
     "gpt-staged": ("gpt-tiny", {"layers": 4}),
+    "gpt-scan-staged": ("gpt-tiny", {"layers": 6, "scan": True}),
+    "llama-scan-staged": ("llama-tiny", {"layers": 6, "scan": True, "remat": True}),
     "moe-staged": ("moe-tiny", {"layers": 4}),
     "t5-staged": ("t5-tiny", {"layers": 2}),
     "unet-staged": ("unet-tiny", {}),

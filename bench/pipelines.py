@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import numpy as np
@@ -13,22 +13,26 @@ from planning import Reference, tolerance
 
 from rhino.ir.mlir.bindings import make_context
 from rhino.ir.mlir.reader import read_module
-from rhino.ir.plan.plan import Source
+from rhino.ir.plan.plan import Plan, Source
 from rhino.passes.base import Remarks
+from rhino.passes.pipeline.split_scans import SplitScans
 from rhino.passes.planner.staged_plan import StagedPlan, make_staged_plan
 from rhino.passes.registry import PARALLEL, build_named
 from rhino.passes.textual_pipelines import build_pass_manager
 from rhino.runtime.executor.compare import Difference, differences, worst
 from rhino.runtime.executor.executable import Host
 from rhino.runtime.executor.executor import Argument, Executor, devices_of_ranks
-from rhino.runtime.executor.signature import Signature
 from rhino.strategies.pipeline.schedules import SCHEDULES
-from rhino.tools.run_plan import signature_of
+from rhino.tools.run_plan import leaves_of, pieces_of, signature_of
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How a model is cut. `mesh` is that of one rank, `axis_role` what its axes are for, as x=batch."""
+    """How a model is cut. `mesh` is that of one rank, `axis_role` what its axes are for, as x=batch.
+
+    `counts` says of how many iterations each piece of a loop over layers is; without it that is chosen. Without `ranks`
+    stages are cut for as many devices as if each had its own.
+    """
 
     stages: int
     micro_batches: int
@@ -37,6 +41,9 @@ class Setting:
     cluster: str = "v100x8"
     axis_role: str = ""
     tolerance: str = ""
+    remat: str = ""
+    ranks: int = 0
+    counts: str = ""
 
     @property
     def chunks(self) -> int:
@@ -54,10 +61,13 @@ def plan(text: bytes, name: str, setting: Setting) -> StagedPlan:
         "cluster": setting.cluster,
         **({"axis-role": setting.axis_role} if setting.axis_role else {}),
         **({"tolerance": setting.tolerance} if setting.tolerance else {}),
+        **({"remat": setting.remat} if setting.remat else {}),
+        **({"ranks": str(setting.ranks), "schedule": setting.schedule} if setting.ranks else {}),
         "split-backward": str(SCHEDULES[setting.schedule].splits_backward).lower(),
     }
     items = build_named(PARALLEL, options)
     assert items is not None
+    items = tuple([replace(one, counts=setting.counts) if isinstance(one, SplitScans) else one for one in items])
     build_pass_manager(items, module.context, remarks).run(module.operation)
     return make_staged_plan(module, Source(name, ""), setting.cluster, 2**62, {**options, "schedule": setting.schedule})
 
@@ -66,25 +76,26 @@ def run(made: StagedPlan, inputs: Sequence[Host], num_steps: int) -> list[list[H
     """Returns every result of every step [steps][results] on this process's devices."""
     step = made.execution.step
     with Executor(step, made.execution.modules, devices_of_ranks(step, jax.devices())) as executor:
-        taken = executed_steps(executor, signature_of(made.plan), inputs, num_steps)
-        return [[np.array(result) for result in results] for _, results in taken]
+        taken = executed_steps(executor, made.plan, inputs, num_steps)
+        return [[*leaves_of(made.plan, dict(enumerate(map(np.array, results)))).values()] for _, results in taken]
 
 
 def executed_steps(
-    executor: Executor, signature: Signature, inputs: Sequence[Argument], num_steps: int
+    executor: Executor, plan: Plan, inputs: Sequence[Host], num_steps: int
 ) -> Iterator[tuple[float, Sequence[Argument]]]:
-    """Yields the wall seconds and the results of each step.
+    """Yields the wall seconds and the results of each step, as the plan has them: in pieces.
 
-    The next step takes the results where they take over arguments.
+    `inputs` are leaves. The next step takes the results where they take over arguments.
     """
-    arguments: list[Argument] = list(inputs)
+    arguments: list[Argument] = [*pieces_of(plan, dict(enumerate(inputs))).values()]
     for _ in range(num_steps):
         since = time.perf_counter()
         results = executor.run(arguments)
         executor.wait()
         yield time.perf_counter() - since, results
-        for argument, result in signature.feedback.items():
-            arguments[argument] = results[result]
+        for number, one in enumerate(plan.arguments):
+            if one.alias is not None:
+                arguments[number] = results[one.alias]
 
 
 def difference(made: StagedPlan, steps: Sequence[Sequence[Host]], expected: Reference, name: str) -> Difference:

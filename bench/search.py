@@ -295,6 +295,7 @@ QUESTIONS: Final = {
     "phases": Question(str(phases.__doc__), phases, _SPENT, (_FILE, *_TARGET), is_across=True),
     "quality": quality.QUESTION,
     "loops": loops.QUESTION,
+    "staged-loops": loops.IN_STAGES,
     "kernels": loops.KERNELS,
     "structure": Question(
         str(structures.__doc__),

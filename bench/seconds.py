@@ -216,7 +216,7 @@ def _pipeline(pair: Pair, cluster: str) -> Ready:
     predicted = max(memory.peak_bytes for memory in made.simulation.memory)
 
     def steps(count: int) -> list[float]:
-        return [wall_s for wall_s, _ in executed_steps(executor, signature, inputs, count)]
+        return [wall_s for wall_s, _ in executed_steps(executor, made.plan, inputs, count)]
 
     return Ready(pair, made.simulation.timeline.end_s, predicted, held, steps)
 

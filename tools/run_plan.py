@@ -86,7 +86,7 @@ def run_plan(options: Namespace, original: Callable[[Signature], Executable], st
             steps, events = _launched(plan, options, stack)
         else:
             steps, events = _here(plan, execution, options, inputs, stack)
-        whole = (replace(step, results=_leaves(plan, step.results)) for step in steps)
+        whole = (replace(step, results=leaves_of(plan, step.results)) for step in steps)
         _report(whole, signature, expected, options, stdout)
         if options.trace:
             _write_trace(Path(options.trace), events(), simulated)
@@ -131,7 +131,7 @@ def signature_of(plan: Plan) -> Signature:
     return Signature(arguments, results, {i: one.alias for i, one in enumerate(given) if one.alias is not None})
 
 
-def _pieces(plan: Plan, leaves: Mapping[int, Host]) -> dict[int, Host]:
+def pieces_of(plan: Plan, leaves: Mapping[int, Host]) -> dict[int, Host]:
     """Returns the arguments that some leaves are, by number: of a leaf that lies in pieces, the rows of each."""
     groups, found = leaf_groups(plan.arguments), dict[int, Host]()
     for number, value in leaves.items():
@@ -141,7 +141,7 @@ def _pieces(plan: Plan, leaves: Mapping[int, Host]) -> dict[int, Host]:
     return found
 
 
-def _leaves(plan: Plan, results: Mapping[int, Host]) -> dict[int, Host]:
+def leaves_of(plan: Plan, results: Mapping[int, Host]) -> dict[int, Host]:
     """Returns the results of a step by leaf, each whole."""
     return {
         number: results[group[0]] if len(group) == 1 else np.concatenate([results[piece] for piece in group])
@@ -166,14 +166,14 @@ class _Inputs:
 
 def _steps(executor: Executor, plan: Plan, inputs: _Inputs, num_steps: int) -> Iterator[RanStep]:
     """Yields each step when it has ended, with its results as the plan has them: in pieces."""
-    arguments: list[Argument] = [*_pieces(plan, dict(enumerate(inputs.values))).values()]
+    arguments: list[Argument] = [*pieces_of(plan, dict(enumerate(inputs.values))).values()]
     for number in range(num_steps):
         start_s = time.perf_counter()
         results = executor.run(arguments)
         executor.wait()
         time_s = time.perf_counter() - start_s
         yield RanStep(number, time_s, {i: np.array(array) for i, array in enumerate(results) if array is not None})
-        for index, value in _pieces(plan, inputs.fresh(number + 1) if inputs.fresh else {}).items():
+        for index, value in pieces_of(plan, inputs.fresh(number + 1) if inputs.fresh else {}).items():
             arguments[index] = value
         for index, one in enumerate(plan.arguments):
             if one.alias is not None:
