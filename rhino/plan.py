@@ -24,6 +24,7 @@ from rhino.ir.plan.leaves import leaf_groups
 from rhino.ir.plan.plan import Plan as PlanFacts
 from rhino.ir.plan.plan import Tensor, dims_between_calls
 from rhino.ir.program.proven_plan import load_proven_plan
+from rhino.ir.request.patterns import dotted, matches, nearest
 from rhino.keywords import fixed_in_python, path_of, text_of
 from rhino.passes.planner.diff import diff_text
 from rhino.passes.planner.explain import explain_text, summary_text
@@ -175,13 +176,25 @@ class Plan:
         """The sharding of each argument of the programs: of a leaf that lies in pieces, that of each."""
         return self._of_tensors(self.facts.arguments)
 
-    def partition_specs(self) -> dict[str, PartitionSpec]:
-        """Returns the partition spec of each argument by its path, on the mesh of its rank (`rank_of`)."""
-        return {one.path: partition_spec(one, dict(self.axes)) for one in self.facts.arguments}
+    def partition_specs(self, name: str = "*") -> dict[str, PartitionSpec]:
+        """Returns the partition spec of each argument with a name like `name`, on the mesh of its rank (`rank_of`).
 
-    def rank_of(self) -> dict[str, int]:
-        """Returns the rank on which each argument is, by its path; 0 for all in one program."""
-        return {one.path: one.rank for one in self.facts.arguments}
+        They are by path. Of a leaf that lies in pieces each piece is an argument, and the leaf's name is that of all.
+
+        Raises:
+            RhinoError: RHI-PIN-002 where no argument has such a name.
+        """
+        return {one.path: partition_spec(one, dict(self.axes)) for one in self._arguments(name)}
+
+    def rank_of(self, name: str = "*") -> dict[str, int]:
+        """Returns the rank on which each argument with a name like `name` is; 0 for all in one program.
+
+        They are by path. Of a leaf that lies in pieces each piece is an argument, and the leaf's name is that of all.
+
+        Raises:
+            RhinoError: RHI-PIN-002 where no argument has such a name.
+        """
+        return {one.path: one.rank for one in self._arguments(name)}
 
     def explain(self, num_rows: int = 20) -> str:
         """Returns what the plan comes to, and its largest tensors and costs, `num_rows` of each."""
@@ -231,6 +244,20 @@ class Plan:
             what = f"the other plan is {kind_name(other)}: {other!r:.60}"
             raise RhinoError("RHI-JAX-002", what, fix="give rhino.Plan.load(path)")
         return diff_text(self.facts, other.facts)
+
+    def _arguments(self, name: str) -> list[Tensor]:
+        """Returns the arguments of the programs with names like `name`, and the pieces of leaves with such names."""
+        wanted = dotted(text_of("name", name, _NAMED))
+        found = [
+            one
+            for one in self.facts.arguments
+            if any(matches(wanted, dotted(path), ".") for path in dict.fromkeys((one.path, one.leaf)))
+        ]
+        if not found and wanted != "*":
+            close = nearest(wanted, [dotted(one.leaf) for one in self.facts.arguments], ".")
+            fix = f"did you mean {' or '.join(close)}?" if close else "plan.rank_of() has all arguments by path"
+            raise RhinoError("RHI-PIN-002", f"{name} matches no argument", fix=fix)
+        return found
 
     def _module(self) -> ir.Module:
         return program_of(self.traced, self.function)

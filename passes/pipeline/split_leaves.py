@@ -8,8 +8,8 @@ which rows of which leaf it is (ir/program/leaf_rows.py).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
-from typing import Any
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
 
 from rhino.ir.mlir.bindings import func, ir, sdy, stablehlo
 from rhino.ir.mlir.boundary import Attributes, boundary_attributes, set_boundary_attributes, set_function_type
@@ -24,45 +24,72 @@ Value = ir.Value[Any]
 
 def split_leaves(entry: func.FuncOp) -> None:
     """Makes pieces of the stacks at the boundary of a function."""
-    block = entry.regions[0].blocks[0]
-    end = end_of(block)
     arguments, results = boundary_attributes(entry, "arg"), boundary_attributes(entry, "res")
     aliases = {number: ir.IntegerAttr(one[ALIAS]).value for number, one in enumerate(arguments) if ALIAS in one}
-    returned = list(end.operands)
-    taken = {number: cuts for number, value in enumerate(block.arguments) if (cuts := _cuts_read(value, end))}
-    given = {number: cuts for number, value in enumerate(returned) if (cuts := _cuts_made(value))}
-    for number, result in aliases.items():
-        if found := taken.get(number) or given.get(result):
-            taken[number] = given[result] = found
-    given = {number: cuts for number, cuts in given.items() if number in aliases.values()}
-    for number in [one for one in taken if _splits_rows(arguments[one])]:
-        del taken[number]
-        given.pop(aliases.get(number, -1), None)
-    if not taken:
+    cuts = _boundary_cuts(entry, arguments, aliases)
+    if not cuts.taken:
         return
-    pieces = [_result_pieces(value, given.get(number), end) for number, value in enumerate(returned)]
+    first_piece = _return_pieces(entry, cuts.given)
+    _replace_arguments(entry.regions[0].blocks[0], cuts.taken)
+    set_function_type(entry)
+    new = [
+        {**one, **({ALIAS: _index(first_piece[aliases[number]] + at)} if number in aliases else {})}
+        for number, attributes in enumerate(arguments)
+        for at, one in enumerate(_of_pieces(attributes, cuts.taken.get(number)))
+    ]
+    set_boundary_attributes(entry, "arg", new)
+    pieces = [
+        one for number, attributes in enumerate(results) for one in _of_pieces(attributes, cuts.given.get(number))
+    ]
+    set_boundary_attributes(entry, "res", pieces)
+
+
+class _Cuts(NamedTuple):
+    """The rows at which arguments are `taken` in pieces, and results `given`, by number."""
+
+    taken: dict[int, tuple[int, ...]]
+    given: dict[int, tuple[int, ...]]
+
+
+def _boundary_cuts(entry: func.FuncOp, arguments: Sequence[Attributes], aliases: Mapping[int, int]) -> _Cuts:
+    """Returns where arguments can be cut, and the results that take their place; those without an argument stay whole.
+
+    What is read in pieces is given in the same ones, and what is given in pieces and takes the place of an argument
+    makes pieces of that.
+    """
+    block = entry.regions[0].blocks[0]
+    end = end_of(block)
+    taken, given = dict[int, tuple[int, ...]](), dict[int, tuple[int, ...]]()
+    for number, value in enumerate(block.arguments):
+        result = aliases.get(number)
+        cuts = _cuts_read(value, end) or (_cuts_made(end.operands[result]) if result is not None else ())
+        if cuts and not _splits_rows(arguments[number]):
+            taken[number] = cuts
+            if result is not None:
+                given[result] = cuts
+    return _Cuts(taken, given)
+
+
+def _return_pieces(entry: func.FuncOp, given: Mapping[int, Sequence[int]]) -> list[int]:
+    """Has a function return pieces for the results that are `given` so.
+
+    Returns the number of the first piece of each result.
+    """
+    end = end_of(entry.regions[0].blocks[0])
+    pieces = [_result_pieces(value, given.get(number), end) for number, value in enumerate(end.operands)]
     with ir.InsertionPoint(end), end.location:
         func.ReturnOp([one for each in pieces for one in each])
     end.erase()
-    first_of = [sum(len(each) for each in pieces[:number]) for number in range(len(pieces))]
-    new_arguments: list[Attributes] = []
-    for number, attributes in enumerate(arguments):
-        cuts = taken.get(number, ())
-        for at, rows in enumerate(pairwise(cuts)) if cuts else [(0, (0, 0))]:
-            own = {**attributes, **({ROWS: rows_attribute(*rows)} if cuts else {})}
-            if number in aliases:
-                place = first_of[aliases[number]] + at
-                own[ALIAS] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), place)
-            new_arguments.append(own)
-    new_results = [
-        {**attributes, **({ROWS: rows_attribute(*rows)} if number in given else {})}
-        for number, attributes in enumerate(results)
-        for rows in (pairwise(given[number]) if number in given else [(0, 0)])
-    ]
-    _replace_arguments(block, taken)
-    set_function_type(entry)
-    set_boundary_attributes(entry, "arg", new_arguments)
-    set_boundary_attributes(entry, "res", new_results)
+    return [0, *accumulate(map(len, pieces))][:-1]
+
+
+def _of_pieces(attributes: Attributes, cuts: Sequence[int] | None) -> list[Attributes]:
+    """Returns the attributes of the pieces of what had `attributes`; without cuts it is one, all of it."""
+    return [{**attributes, ROWS: rows_attribute(*rows)} for rows in pairwise(cuts)] if cuts else [attributes]
+
+
+def _index(number: int) -> ir.Attribute:
+    return ir.IntegerAttr.get(ir.IntegerType.get_signless(32), number)
 
 
 def _splits_rows(attributes: Attributes) -> bool:

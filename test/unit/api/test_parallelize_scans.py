@@ -94,6 +94,23 @@ def test_a_plan_says_which_rows_are_where():
     assert sharding.rows[-1][1] == LAYERS
 
 
+def test_pieces_are_found_by_the_name_of_their_leaf():
+    step = rhino.parallelize(STEPS["plain"], stages=2, **OPTIONS)
+    plan = step.plan(jax.eval_shape(state), jax.eval_shape(batch))
+    of_leaf = {path: rank for path, rank in plan.rank_of().items() if path.startswith("state[0]['layers']['up'][")}
+    assert len(of_leaf) > 2
+    for name in ("state[0]['layers']['up']", "state.0.layers.up"):
+        assert plan.rank_of(name) == of_leaf
+        assert plan.partition_specs(name).keys() == of_leaf.keys()
+        assert plan.why(name).startswith("state[0]['layers']['up']")
+    first = next(iter(of_leaf))
+    assert plan.rank_of(first) == {first: 0}
+    assert len(plan.rank_of("layers.up")) == 3 * len(of_leaf)  # the moments, too
+    with pytest.raises(rhino.RhinoError, match="RHI-PIN-002") as caught:
+        plan.rank_of("layers.upp")
+    assert "did you mean" in str(caught.value)
+
+
 def test_a_split_array_is_an_array():
     pieces = [jnp.arange(6.0).reshape(3, 2), jnp.arange(6.0, 8.0).reshape(1, 2)]
     array = rhino.SplitArray(pieces)
