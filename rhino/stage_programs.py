@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rhino.call import Key, leaf_kind
+from rhino.ir.plan.instructions import Feed, Fetch
 from rhino.ir.plan.leaves import leaf_groups, leaf_tensors
 from rhino.jit_program import Getter, NewShapesError
 from rhino.plan import Plan
@@ -37,7 +38,8 @@ class StagePrograms:
         self._traced = traced
         arguments, results = plan.facts.arguments, plan.facts.results
         given, made = ([one.num_key_dims for one in side] for side in leaf_tensors(arguments, results))
-        self._given = [[arguments[piece].rows for piece in group] for group in leaf_groups(arguments)]
+        self._given_by = leaf_groups(arguments)
+        self._given = [[arguments[piece].rows for piece in group] for group in self._given_by]
         self._made = leaf_groups(results)
         execution, self._kept = plan.facts.execution, plan.facts.predicted.kept_bytes
         assert execution is not None, "it is a plan of stage programs"
@@ -45,6 +47,9 @@ class StagePrograms:
         self._keys = {n: _implementation(aval.dtype) for n, aval in enumerate(traced.out_avals) if made[n]}
         self._weak = [n for n, aval in enumerate(traced.out_avals) if aval.weak_type]
         self._donated = [number for number in traced.alias if number not in traced.kept]
+        fed = {one.target: one.argument for one in execution.step.instructions if isinstance(one, Feed)}
+        fetched = [one.source for one in execution.step.instructions if isinstance(one, Fetch)]
+        self._returned = {fed[slot] for slot in fetched if slot in fed}
         self._spread = Spread(plan, plan.team) if plan.team is not None else None
         if self._spread is None:
             self._executor = Executor(
@@ -69,8 +74,10 @@ class StagePrograms:
             arguments = self._spread.taken(arguments)
         made, result_ids = _each_once(self._executor.run(arguments))
         for number in self._donated:
-            for leaf, argument in zip(_arrays(leaves[number]), pieces[number], strict=False):
-                if id(argument) not in result_ids and not leaf.is_deleted():
+            own = zip(_arrays(leaves[number]), pieces[number], self._given_by[number], strict=False)
+            for leaf, argument, place in own:
+                # One that was moved first, and is a result as it is, may share its buffers with that.
+                if id(argument) not in result_ids and place not in self._returned and not leaf.is_deleted():
                     leaf.delete()  # it was sent, or moved first: its buffer could not be taken over
         if self._spread is not None:
             made = self._spread.completed(made)

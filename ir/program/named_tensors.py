@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from rhino.ir.diagnostics import Place
 from rhino.ir.graph.graph import WHILE
@@ -15,7 +16,12 @@ from rhino.ir.program.program import CARRIED, CONSTRAINT, Program, argument_name
 from rhino.ir.request.constraints import Dim
 from rhino.ir.request.patterns import dotted
 
-_RESULT_INFO = "jax.result_info"
+RESULT_INFO: Final = "jax.result_info"
+
+
+def result_name(attributes: Attributes, number: int) -> str:
+    """Returns the name that result `number` is known by."""
+    return str(ir.StringAttr(attributes[RESULT_INFO]).value) if RESULT_INFO in attributes else f"result{number}"
 
 
 @dataclass(eq=False)
@@ -77,7 +83,7 @@ def result_tensors(entry: func.FuncOp, file: str) -> list[NamedTensor]:
     """Returns the results of the entry; their names are their numbers, and the paths that JAX writes on them."""
     tensors = []
     for number, (kind, attrs) in enumerate(zip(entry.type.results, boundary_attributes(entry, "res"), strict=True)):
-        info = (dotted(ir.StringAttr(attrs[_RESULT_INFO]).value),) if _RESULT_INFO in attrs else ()
+        info = (dotted(ir.StringAttr(attrs[RESULT_INFO]).value),) if RESULT_INFO in attrs else ()
         tensors.append(
             _boundary_tensor((str(number), *info), f"result {number}", kind, place_of(entry.location, file), attrs)
         )

@@ -17,18 +17,24 @@ from rhino.ir.mlir.donation import ALIAS
 from rhino.ir.mlir.reader import end_of, maker_of
 from rhino.ir.mlir.shardings import SHARDING
 from rhino.ir.program.leaf_rows import ROWS, rows_attribute
+from rhino.ir.program.named_tensors import result_name
+from rhino.ir.program.program import argument_name
 from rhino.passes.pipeline.row_dims import rows_of, with_rows
 
 Value = ir.Value[Any]
 
 
-def split_leaves(entry: func.FuncOp) -> None:
-    """Makes pieces of the stacks at the boundary of a function."""
+def split_leaves(entry: func.FuncOp) -> list[str]:
+    """Makes pieces of the stacks at the boundary of a function.
+
+    Returns which of those that are read or made in pieces stay whole, and why: a sentence each.
+    """
     arguments, results = boundary_attributes(entry, "arg"), boundary_attributes(entry, "res")
     aliases = {number: ir.IntegerAttr(one[ALIAS]).value for number, one in enumerate(arguments) if ALIAS in one}
     cuts = _boundary_cuts(entry, arguments, aliases)
+    whole = _whole(entry, cuts, arguments, results)
     if not cuts.taken:
-        return
+        return whole
     first_piece = _return_pieces(entry, cuts.given)
     _replace_arguments(entry.regions[0].blocks[0], cuts.taken)
     set_function_type(entry)
@@ -42,6 +48,7 @@ def split_leaves(entry: func.FuncOp) -> None:
         one for number, attributes in enumerate(results) for one in _of_pieces(attributes, cuts.given.get(number))
     ]
     set_boundary_attributes(entry, "res", pieces)
+    return whole
 
 
 class _Cuts(NamedTuple):
@@ -68,6 +75,23 @@ def _boundary_cuts(entry: func.FuncOp, arguments: Sequence[Attributes], aliases:
             if result is not None:
                 given[result] = cuts
     return _Cuts(taken, given)
+
+
+def _whole(
+    entry: func.FuncOp, cuts: _Cuts, arguments: Sequence[Attributes], results: Sequence[Attributes]
+) -> list[str]:
+    block = entry.regions[0].blocks[0]
+    end = end_of(block)
+    found = [
+        f"{argument_name(value, number)} stays whole: its sharding splits rows over devices"
+        for number, value in enumerate(block.arguments)
+        if _cuts_read(value, end) and _splits_rows(arguments[number])
+    ]
+    for number, value in enumerate(end.operands):
+        if _cuts_made(value) and number not in cuts.given:
+            name = result_name(results[number], number)
+            found.append(f"{name} is put together on one rank: it takes the place of no argument that lies in pieces")
+    return found
 
 
 def _return_pieces(entry: func.FuncOp, given: Mapping[int, Sequence[int]]) -> list[int]:

@@ -72,10 +72,13 @@ class SplitScans(Pass):
         """Rewrites `module` in place."""
         entry = entry_function(module, remarks.file)
         block = entry.regions[0].blocks[0]
-        if any(direction_of(view.operation) is not None for view in block.operations):
-            return  # the model says where it is cut
         layers = find_layers(block)
         if not layers:
+            return
+        place = Place(remarks.file)
+        if any(direction_of(view.operation) is not None for view in block.operations):
+            text = "loops over layers stay whole: the model has stage boundaries, which say where it is cut"
+            remarks.add(self.name, place, text)
             return
         cuts = self._given(layers, remarks) if self.counts else self._chosen(module, layers, remarks)
         entry = entry_function(module, remarks.file)  # as rules come and go, ops are others
@@ -86,11 +89,12 @@ class SplitScans(Pass):
         for rows in several.values():
             counts = ", ".join(str(stop - start) for start, stop in pairwise(rows))
             text = f"a loop over {rows[-1]} layers is cut in pieces of {counts}"
-            remarks.add(self.name, Place(remarks.file), text)
+            remarks.add(self.name, place, text)
         _Pieces(entry, layers, several).write()
         drop_dead(entry.regions[0].blocks[0])
         if self.leaves:
-            split_leaves(entry)
+            for text in split_leaves(entry):
+                remarks.add(self.name, place, text)
         tidy(module, entry)
 
     def _given(self, layers: Sequence[Layers], remarks: Remarks) -> list[list[int]]:

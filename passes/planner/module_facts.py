@@ -10,7 +10,7 @@ from typing import Final
 from rhino.ir.cluster.cluster import cluster_to_text, load_cluster
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.mlir.bindings import func, ir
-from rhino.ir.mlir.boundary import Attributes, Side, boundary_attributes, set_boundary_attributes
+from rhino.ir.mlir.boundary import Side, boundary_attributes, set_boundary_attributes
 from rhino.ir.mlir.donation import ALIAS, KEPT
 from rhino.ir.mlir.locations import place_of
 from rhino.ir.mlir.reader import entry_function, walk
@@ -18,6 +18,7 @@ from rhino.ir.mlir.shardings import SHARDING, module_mesh
 from rhino.ir.plan.plan import Source, Tensor, kind_of
 from rhino.ir.plan.plan_json import digest_of
 from rhino.ir.program.collectives import tensor_bytes
+from rhino.ir.program.named_tensors import result_name
 from rhino.ir.program.program import argument_name
 from rhino.ir.program.stored_shapes import PADDED, logical_shape, padded_shape
 from rhino.passes.base import Item, Remarks
@@ -32,8 +33,6 @@ Unsplit = Mapping[Side, Mapping[int, int]]
 
 Sides = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
 """Arguments and results."""
-
-RESULT_INFO: Final = "jax.result_info"
 
 
 def normalize(module: ir.Module, name: str, passes: Sequence[Item], remarks: Remarks, *, is_rewritten: bool) -> Source:
@@ -53,7 +52,7 @@ def boundary(module: ir.Module, *, is_annotated: bool) -> Sides:
     """Returns arguments and results by path, with the shardings of an annotated module; replicated in another."""
     entry = entry_function(module)
     arguments = [argument_name(value, n).replace('\\"', '"') for n, value in enumerate(entry.arguments)]
-    results = [_result_name(one, n) for n, one in enumerate(boundary_attributes(entry, "res"))]
+    results = [result_name(one, n) for n, one in enumerate(boundary_attributes(entry, "res"))]
     return _tensors(entry, "arg", arguments, is_annotated), _tensors(entry, "res", results, is_annotated)
 
 
@@ -69,10 +68,6 @@ def _tensors(entry: func.FuncOp, side: Side, names: Sequence[str], is_annotated:
         is_kept = KEPT in attributes
         found.append(Tensor(name, own, split, tensor_bytes(kind), alias=alias, padded=padded, is_kept=is_kept))
     return tuple(found)
-
-
-def _result_name(attributes: Attributes, number: int) -> str:
-    return str(ir.StringAttr(attributes[RESULT_INFO]).value) if RESULT_INFO in attributes else f"result{number}"
 
 
 def keep_unsplit(module: ir.Module, name: str, unsplit: Unsplit, chooser: ChooseShardings, remarks: Remarks) -> None:

@@ -21,13 +21,13 @@ from rhino.ir.plan.step_memory import local_bytes
 from rhino.ir.plan.verify import Limits, verify
 from rhino.ir.program.collectives import tensor_bytes
 from rhino.ir.program.leaf_rows import leaf_numbers, rows_in
+from rhino.ir.program.named_tensors import result_name
 from rhino.ir.program.program import read_program
 from rhino.ir.program.staged_module import NAME, STEP, read_staged
 from rhino.passes.base import Item, Remarks
 from rhino.passes.pipeline.program_modules import compiled_form, program_modules
 from rhino.passes.pipeline.split_stages import SplitStages
 from rhino.passes.planner.module_facts import (
-    RESULT_INFO,
     Sides,
     Unsplit,
     cluster_lines,
@@ -217,7 +217,7 @@ def _boundaries(staged: ir.Module, instructions: Step) -> Sides:
     every = [rows_in(attributes) for attributes in given]
     results = []
     for kind, attributes, rows, leaf in zip(step.type.results, given, every, leaf_numbers(every), strict=True):
-        name = str(ir.StringAttr(attributes[RESULT_INFO]).value) if RESULT_INFO in attributes else f"result{leaf}"
+        name = result_name(attributes, leaf)
         results.append(replace(_tensor(kind, name + (rows_text(rows) if rows else ""), None), rows=rows))
     for one in instructions.instructions:
         match one:

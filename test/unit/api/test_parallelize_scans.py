@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scanned_steps import LAYERS, STEPS, batch, state
+from scanned_steps import LAYERS, STEPS, batch, layer, state
 
 import rhino
 
@@ -109,6 +109,35 @@ def test_pieces_are_found_by_the_name_of_their_leaf():
     with pytest.raises(rhino.RhinoError, match="RHI-PIN-002") as caught:
         plan.rank_of("layers.upp")
     assert "did you mean" in str(caught.value)
+
+
+def orthogonal(update):
+    """The stacked matrices of an update nearer to orthogonal ones, by a loop that is not over layers."""
+    scaled = update / (1e-3 + jnp.sqrt((update * update).sum((1, 2), keepdims=True)))
+    return jax.lax.fori_loop(0, LAYERS, lambda _, x: 1.5 * x - 0.5 * x @ x.mT @ x, scaled)
+
+
+def given_whole(state, batch):
+    """Gradients of stacks are results, moments are returned as they came, and a loop of the update reads all rows."""
+    params, *moments = state
+
+    def loss(params):
+        run = jax.lax.scan(lambda h, p: (layer(h, p), None), batch["x"] @ params["in"], params["layers"])
+        return jnp.mean((run[0] @ params["out"] - batch["y"]) ** 2)
+
+    grads = jax.grad(loss)(params)
+    updates = {**grads, "layers": {n: orthogonal(g) if g.ndim > 2 else g for n, g in grads["layers"].items()}}
+    return (jax.tree.map(lambda p, u: p - 0.01 * u, params, updates), *moments), grads
+
+
+def test_what_is_needed_whole_is_put_together():
+    step = rhino.parallelize(given_whole, stages=2, mesh="2", **OPTIONS)
+    now, expected = state(), state()
+    for _ in range(2):
+        now, grads = step(now, batch())
+        expected, wanted = jax.jit(given_whole)(expected, batch())
+        assert not any(leaf.is_deleted() for leaf in jax.tree.leaves((now, grads)))  # moments are where arguments were
+        check_same((now, grads), (expected, wanted))
 
 
 def test_a_split_array_is_an_array():
