@@ -111,6 +111,21 @@ def test_any_counts_give_the_same(cuts: set[int]):
         np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-6)
 
 
+def chosen(trial: str) -> ir.Module:
+    return module_of("plain", f',rhino-split-scans{{stages=2 trial="{trial}"}}')
+
+
+def test_a_trial_leaves_the_step_as_it_is():
+    module = chosen("rhino-micro-batch{num=4},rhino-normalize")
+    assert not any("rhino.micro_batches" in op.attributes for op in walk(entry_function(module).operation))
+    for got, want in zip(results_of(module, values()), expected("plain"), strict=True):
+        np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-6)
+
+
+def test_a_trial_that_is_refused_counts_for_nothing():
+    assert str(chosen("rhino-micro-batch{num=3}")) == str(chosen(""))  # of 8 examples
+
+
 def test_equal_pieces_are_equal_loops():
     """So that stages share programs: no piece says which rows it has."""
     module = module_of("plain", ",rhino-split-scans{counts=2;2;2}")
