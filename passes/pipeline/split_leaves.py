@@ -80,15 +80,21 @@ def _boundary_cuts(entry: func.FuncOp, arguments: Sequence[Attributes], aliases:
 def _whole(
     entry: func.FuncOp, cuts: _Cuts, arguments: Sequence[Attributes], results: Sequence[Attributes]
 ) -> list[str]:
+    """Returns which stacks stay whole, and why.
+
+    A result that is put together otherwise than any stack is read is no stack of layers.
+    """
     block = entry.regions[0].blocks[0]
     end = end_of(block)
+    read = {number: rows for number, value in enumerate(block.arguments) if (rows := _cuts_read(value, end))}
     found = [
-        f"{argument_name(value, number)} stays whole: its sharding splits rows over devices"
-        for number, value in enumerate(block.arguments)
-        if _cuts_read(value, end) and _splits_rows(arguments[number])
+        f"{argument_name(block.arguments[number], number)} stays whole: its sharding splits rows over devices"
+        for number in read
+        if _splits_rows(arguments[number])
     ]
+    of_stacks = {*read.values(), *cuts.taken.values()}
     for number, value in enumerate(end.operands):
-        if _cuts_made(value) and number not in cuts.given:
+        if number not in cuts.given and _cuts_made(value) in of_stacks:
             name = result_name(results[number], number)
             found.append(f"{name} is put together on one rank: it takes the place of no argument that lies in pieces")
     return found
