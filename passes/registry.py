@@ -25,6 +25,7 @@ from rhino.passes.pipeline.pipeline_stages import PipelineStages
 from rhino.passes.pipeline.rematerialize import Rematerialize, parse_remat
 from rhino.passes.pipeline.split_scans import SplitScans
 from rhino.passes.pipeline.split_stages import SplitStages
+from rhino.passes.precision.mixed_precision import MixedPrecision
 from rhino.passes.sharding.choose_shardings import ChooseShardings
 from rhino.passes.sharding.localize import Localize
 from rhino.passes.sharding.op_rules import OpRules
@@ -32,6 +33,7 @@ from rhino.passes.sharding.pin import PinShardings
 from rhino.passes.sharding.strip import Strip
 
 PASSES: Final[tuple[type[Pass], ...]] = (
+    MixedPrecision,
     AnnotateCandidates,
     AnnotateWork,
     ChooseShardings,
@@ -81,13 +83,14 @@ class NamedPipeline:
 PARALLEL: Final = "auto-parallel"
 """The pipeline that ends in a step in stages."""
 
-_CHOICE: Final = (ChooseShardings, PinShardings, PadDims, OpRules, Rematerialize)
+_CHOICE: Final = (ChooseShardings, PinShardings, PadDims, OpRules, Rematerialize, MixedPrecision)
 
 
 def _auto_shard(options: Mapping[str, str]) -> tuple[Item, ...]:
-    choose, pin, pad, rules, again = make_passes(_CHOICE, options, "auto-shard")
+    choose, pin, pad, rules, again, amp = make_passes(_CHOICE, options, "auto-shard")
     return (
         Normalize(),  # First: shardings are chosen across calls, and dead or doubled ops would count as work.
+        *((amp,) if "amp" in options else ()),  # Before all that looks at bytes.
         rules,  # Before Shardy's own rules, which spare what has one.
         pad,  # Before all that looks at sizes.
         *((again,) if "remat" in options else ()),  # Before the search, which sees how long values live.
@@ -98,7 +101,7 @@ def _auto_shard(options: Mapping[str, str]) -> tuple[Item, ...]:
     )
 
 
-BEFORE_CHOICE: Final = (MicroBatch, PinShardings, PadDims, OpRules, Rematerialize)
+BEFORE_CHOICE: Final = (MicroBatch, PinShardings, PadDims, OpRules, Rematerialize, MixedPrecision)
 
 
 def before_choice(options: Mapping[str, str]) -> tuple[Item, ...]:
@@ -106,9 +109,10 @@ def before_choice(options: Mapping[str, str]) -> tuple[Item, ...]:
 
     It is in micro-batches if `options` has their number.
     """
-    micro, pin, pad, rules, again = make_passes(BEFORE_CHOICE, options, PARALLEL)
+    micro, pin, pad, rules, again, amp = make_passes(BEFORE_CHOICE, options, PARALLEL)
     return (
         Normalize(),  # First: custom calls may stand in functions that are called.
+        *((amp,) if "amp" in options else ()),  # As for auto-shard; parameters are converted once for all micro-batches.
         rules,  # Before the batch is followed through them.
         *((micro, Normalize()) if "num" in options else ()),  # Again, for the loop that is new.
         pad,  # Before all that looks at sizes; the batch is divided by its own.
@@ -134,12 +138,21 @@ def shard_in_parts(options: Mapping[str, str]) -> tuple[tuple[Item, ...], tuple[
     return tuple(rewriting), (populate, pin, choose, "func.func(sdy-drop-sharding-rules)")
 
 
-_STAGED: Final = (MicroBatch, ChooseShardings, PinShardings, OpRules, PipelineStages, SplitStages, Rematerialize)
+_STAGED: Final = (
+    MicroBatch,
+    ChooseShardings,
+    PinShardings,
+    OpRules,
+    PipelineStages,
+    SplitStages,
+    Rematerialize,
+    MixedPrecision,
+)
 
 
 def _auto_parallel(options: Mapping[str, str]) -> tuple[Item, ...]:
     refuse_pads(options)
-    micro, choose, pin, rules, stages, split, again = make_passes(_STAGED, options, PARALLEL)
+    micro, choose, pin, rules, stages, split, again, amp = make_passes(_STAGED, options, PARALLEL)
     assert isinstance(choose, ChooseShardings)
     assert isinstance(stages, PipelineStages)
     assert isinstance(again, Rematerialize)
@@ -169,6 +182,7 @@ def _auto_parallel(options: Mapping[str, str]) -> tuple[Item, ...]:
     scans = SplitScans(stages.stages, leaves=True, cluster=stages.cluster, trial=(*divide, *shard))
     begin = (
         Normalize(boundaries=stages.stages > 1),  # First: custom calls may stand in functions that are called.
+        *((amp,) if "amp" in options else ()),  # As for auto-shard.
         *((scans,) if stages.stages > 1 else ()),
         *divide,
     )
@@ -198,6 +212,7 @@ def _micro_batch(options: Mapping[str, str]) -> tuple[Item, ...]:
 
 
 _OF_DEVICE: Final = option_texts(ChooseShardings)["budget"][1]
+_AMP: Final = "the type to compute in, with parameters and sums in f32: bf16; empty leaves types as they are"
 _REMAT: Final = "the least share of the activation stash that is recomputed, 0 to 1"
 
 PIPELINES: Final[dict[str, NamedPipeline]] = {
@@ -219,13 +234,14 @@ PIPELINES: Final[dict[str, NamedPipeline]] = {
             "budget": ("", f"{_OF_DEVICE}; stages are cut so that what they hold fits it"),
             "ranks": ("", "the number of ranks; empty is one for each stage"),
             "remat": ("", f"{_REMAT}; with stages also one for each, as 0;0.5;1; empty recomputes nothing"),
+            "amp": ("", _AMP),
         },
     ),
     "auto-shard": NamedPipeline(
         "Choose a sharding for every tensor, and write it on the module.",
         _CHOICE,
         _auto_shard,
-        {"remat": ("", f"{_REMAT}; empty recomputes nothing")},
+        {"remat": ("", f"{_REMAT}; empty recomputes nothing"), "amp": ("", _AMP)},
     ),
     "localize": NamedPipeline(
         "Rewrite a sharded module into the program that each device runs.", (Localize,), _localize
