@@ -18,7 +18,7 @@ from rhino.embed import Embedded
 from rhino.ir.mlir.bindings import ir, make_context
 from rhino.ir.mlir.manual import bytecode
 from rhino.plan import Plan
-from rhino.runtime.executor.barriers import order_by_barriers
+from rhino.runtime.executor.host_form import host_form
 from rhino.traced import Traced
 
 Getter = Callable[[tuple[Any, ...]], Any]
@@ -122,7 +122,7 @@ def _cut(leaf: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 def _ordered(code: bytes, num_devices: int) -> bytes:
     """Returns a module whose barriers order it on a CPU, too: what is recomputed would be computed at once."""
     with make_context():
-        return bytecode(order_by_barriers(ir.Module.parse(code), num_devices))
+        return bytecode(host_form(ir.Module.parse(code), num_devices))
 
 
 def _watched(traced: Traced, donated: tuple[int, ...]) -> Iterator[Getter]:

@@ -21,9 +21,9 @@ from jaxlib import xla_client
 from rhino.ir.diagnostics import ExitCode
 from rhino.ir.mlir.bindings import make_context
 from rhino.ir.mlir.reader import read_module
-from rhino.runtime.executor.barriers import order_by_barriers
 from rhino.runtime.executor.devices import request_host_devices
 from rhino.runtime.executor.executable import OPTIONS, memory_bytes
+from rhino.runtime.executor.host_form import host_form
 
 _OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "cpu": {**OPTIONS},  # the executor's; jit has none
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
     devices = _devices(platform, device, shape)
     module = read_module(Path(source).read_bytes(), source, make_context())
     if platform == "cpu":
-        module = order_by_barriers(module, prod(shape))
+        module = host_form(module, prod(shape))
     options: dict[str, Any] = {"xla_dump_to": dump, "xla_dump_hlo_as_text": True}
     if platform != "cpu" or not json.loads(by_jit):
         options |= _OPTIONS[platform]

@@ -22,7 +22,7 @@ from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.locations import place_of
 from rhino.ir.mlir.manual import copy_module
 from rhino.ir.mlir.reader import entry_function, walk
-from rhino.runtime.executor.barriers import order_by_barriers
+from rhino.runtime.executor.host_form import host_form
 from rhino.runtime.executor.signature import Signature, Value, read_signature
 
 Host = np.ndarray[Any, np.dtype[Any]]
@@ -207,7 +207,7 @@ def compile_module(module: ir.Module, devices: Sequence[jax.Device]) -> Executab
     row = tuple(devices)
 
     def load(named: ir.Module) -> Any:  # noqa: ANN401 - jaxlib's LoadedExecutable
-        ordered = order_by_barriers(named, len(row)) if row[0].platform == "cpu" else named
+        ordered = host_form(named, len(row)) if row[0].platform == "cpu" else named
         return row[0].client.compile_and_load(ordered, xla_client.DeviceList(row), compile_options(row))
 
     return _loaded(module, row, load)
