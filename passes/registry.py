@@ -112,7 +112,9 @@ def before_choice(options: Mapping[str, str]) -> tuple[Item, ...]:
     micro, pin, pad, rules, again, amp = make_passes(BEFORE_CHOICE, options, PARALLEL)
     return (
         Normalize(),  # First: custom calls may stand in functions that are called.
-        *((amp,) if "amp" in options else ()),  # As for auto-shard; parameters are converted once for all micro-batches.
+        *(
+            (amp,) if "amp" in options else ()
+        ),  # As for auto-shard; parameters are converted once for all micro-batches.
         rules,  # Before the batch is followed through them.
         *((micro, Normalize()) if "num" in options else ()),  # Again, for the loop that is new.
         pad,  # Before all that looks at sizes; the batch is divided by its own.

@@ -27,6 +27,7 @@ _KEYWORDS: Final = {
     **{
         one: one
         for one in (
+            "amp",
             "aot",
             "batch",
             "budget",

@@ -25,6 +25,7 @@ from rhino.keywords import budget_bytes, count, devices_of, path_of, remat_share
 from rhino.new_arguments import differences
 from rhino.passes.planner.aot import smaller_budget
 from rhino.passes.planner.request import COMPARE, MEMORY, MOST_COMPILES
+from rhino.passes.precision.mixed_precision import check_amp
 from rhino.passes.sharding.planning_pass import AUTO
 from rhino.pins import Pins, pin_texts
 from rhino.plan import Plan
@@ -266,6 +267,7 @@ def parallelize(
     recompute: object = None,
     batch: str | Sequence[str] = (),
     batch_statistics: str = "",
+    amp: str = "",
     search: Search = "shard",
     jobs: SupportsIndex | None = None,
     aot: bool | str = False,
@@ -307,6 +309,8 @@ def parallelize(
         batch_statistics: "per-part" takes sums over the batch that examples need (normalization, balance losses) of
             each micro-batch: what is computed is then a step with such statistics. "per-part:NAME" those of ops with
             such names.
+        amp: "bf16" computes in bf16 what is written in f32, with parameters, optimizer states and sums in f32: what is
+            computed is then that step.
         search: "shard" searches for shardings; "autotune" also for the stages, micro-batches, mesh, schedule and
             rematerialization that are not given.
         jobs: how many processes autotuning uses; the plan does not depend on it. Left out, one a core.
@@ -358,6 +362,7 @@ def parallelize(
             ("remat", remat is not None),
             ("batch", batch),
             ("batch_statistics", batch_statistics),
+            ("amp", amp),
             ("pad", pad),
             ("search", search != SHARD),
             ("level", level != LEVEL),
@@ -392,6 +397,7 @@ def parallelize(
         micro_batches=count("micro_batches", micro_batches),
         batch="; ".join(texts("batch", batch, _NAMES, is_one_enough=True)),
         batch_statistics=batch_statistics,
+        amp=amp,
         remat=remat_shares(remat, num_stages),
         stages=num_stages,
         schedule=schedule or "",
@@ -408,6 +414,8 @@ def parallelize(
     if plan_options.search not in (SHARD, AUTOTUNE):
         fix = "'whole' is 'autotune' now" if plan_options.search == "whole" else "give 'shard' or 'autotune'"
         raise RhinoError("RHI-JAX-002", f"search is {plan_options.search!r}", fix=fix)
+    if amp:
+        check_amp(amp)
     if plan_options.schedule:
         find_schedule(plan_options.schedule)  # raises for another
     return Parallelized(

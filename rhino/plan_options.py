@@ -45,6 +45,7 @@ class PlanOptions:
     micro_batches: int | None = None
     batch: str = ""
     batch_statistics: str = ""
+    amp: str = ""
     remat: tuple[float, ...] = ()
     stages: int | None = None
     schedule: str = ""
@@ -92,6 +93,7 @@ class PlanOptions:
             "op-rules": self.op_rules,
             "batch": self.batch,
             "batch-statistics": self.batch_statistics,
+            "amp": self.amp,
         }
         return PlanRequest(
             cluster=self.cluster,

@@ -42,7 +42,7 @@ from rhino.traced import Traced
 
 _LOG: Final = logging.getLogger("rhino")
 
-_SEARCHED: Final = ("pin", "forbid", "axis-role", "constraints", "op-rules", "batch", "batch-statistics")
+_SEARCHED: Final = ("pin", "forbid", "axis-role", "constraints", "op-rules", "batch", "batch-statistics", "amp")
 """Options that hold whatever stages, mesh and micro-batches are found."""
 
 

@@ -17,6 +17,7 @@ from rhino.ir.units import parse_size
 from rhino.passes.base import Item, Pass, option_names, read_options
 from rhino.passes.layout.pad import refuse_pads
 from rhino.passes.planner.request import COMPARE, MEMORY, MOST_COMPILES
+from rhino.passes.precision.mixed_precision import check_amp
 from rhino.passes.registry import PARALLEL, PASSES, PIPELINES, build_named
 from rhino.passes.sharding.planning_pass import AUTO, DEFAULT_CLUSTER
 from rhino.passes.textual_pipelines import parse_pipeline
@@ -47,6 +48,7 @@ _SHARED: Final = (
     "schedule",
     "ranks",
     "remat",
+    "amp",
 )
 """Options of passes that the command line has for all that take them."""
 
@@ -116,6 +118,8 @@ def parse_command_line(argv: Sequence[str]) -> argparse.Namespace:
         parse_mesh(options.mesh)
     if options.budget is not None:
         parse_size(options.budget)
+    if options.amp is not None:
+        check_amp(options.amp)
     for name, check in _CHECKS.items():
         for text in getattr(options, name) or ():
             check(text)
@@ -405,6 +409,11 @@ def _add_steps(group: argparse._ArgumentGroup) -> None:
         "--remat",
         metavar="R",
         help="recompute this share (0 to 1) of the activation stash in the backward pass (default 0)",
+    )
+    add(
+        "--amp",
+        metavar="T",
+        help="compute in bf16 what is written in f32, with parameters, optimizer states and sums in f32",
     )
     add("--cluster", metavar="C", help=f"what to plan for: a preset or a cluster file (default {DEFAULT_CLUSTER})")
     add(

@@ -16,7 +16,7 @@ from rhino.ir.program.staged_module import is_staged
 from rhino.ir.units import format_seconds, peak_text
 from rhino.passes.base import read_options
 from rhino.passes.planner.autotune_report import Report
-from rhino.passes.planner.explain import micro_batches_at_a_time, statistics_lines
+from rhino.passes.planner.explain import answer_lines, micro_batches_at_a_time
 from rhino.passes.planner.module_facts import digest
 from rhino.passes.planner.request import budget_of
 from rhino.passes.planner.staged_plan import StagedPlan, make_staged_plan
@@ -73,4 +73,4 @@ def _summary(made: StagedPlan) -> str:
         for rank, memory in enumerate(made.simulation.memory)
     ]
     head = f"{plan.form()}: step {format_seconds(timeline.end_s)}, {len(timeline.moves)} transfers"
-    return "\n".join([head, *rows, *statistics_lines(plan)])
+    return "\n".join([head, *rows, *answer_lines(plan)])

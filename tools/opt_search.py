@@ -42,6 +42,7 @@ _PASS_OPTIONS: Final[tuple[str, ...]] = (
     "batch",
     "no-batch",
     "batch-statistics",
+    "amp",
 )
 
 _INTERRUPTED: Final = (

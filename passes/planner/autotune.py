@@ -22,7 +22,7 @@ from rhino.ir.units import fits_text, format_bytes
 from rhino.passes.planner.aot import NONE_FITS_FIX, none_fits_text
 from rhino.passes.planner.aot_parallel import Compiles
 from rhino.passes.planner.autotune_report import MadePlan, Report
-from rhino.passes.planner.evaluate import CONSTRAINTS, Setup, folded, make_space, pipeline_of, refusal
+from rhino.passes.planner.evaluate import CONSTRAINTS, Setup, folded, in_own_types, make_space, pipeline_of, refusal
 from rhino.passes.planner.request import Decided, PlanRequest
 from rhino.passes.planner.workers import Workers
 from rhino.passes.sharding.planning_pass import to_fit
@@ -94,6 +94,7 @@ def choose_plan(
             stages of a step without a batch; and what `make` raises.
     """
     _check_numbers(request)
+    setup = in_own_types(setup)
     schedule = SCHEDULES[setup.schedules[0]]
     stages = [] if request.stages is None else [num_ranks_of(schedule, request.stages)]
     _check_ranks(setup, stages, request.mesh.shape if request.mesh else ())

@@ -35,6 +35,7 @@ from rhino.passes.pipeline.fold_layers import FoldedLayers, FoldLayers
 from rhino.passes.pipeline.micro_batch import BATCH, MicroBatch, batch_size
 from rhino.passes.pipeline.rematerialize import Rematerialize, Rematerializer
 from rhino.passes.pipeline.split_scans import SplitScans, find_layers
+from rhino.passes.precision.mixed_precision import MixedPrecision
 from rhino.passes.registry import before_choice
 from rhino.passes.sharding.planning_pass import Target, begin_choice, rank_target
 from rhino.passes.textual_pipelines import build_pass_manager
@@ -95,6 +96,9 @@ Large ones take memory.
 """
 
 
+_AMP: Final = "amp"
+
+
 @dataclass(frozen=True, slots=True)
 class Setup:
     """What configurations are evaluated for.
@@ -113,6 +117,18 @@ class Setup:
     layers: tuple[int, ...] = ()
     groups: int = 0
     tolerances: tuple[float, ...] = TOLERANCES
+
+
+def in_own_types(setup: Setup) -> Setup:
+    """Returns a setup whose step computes in the types that were asked for, so that its layers can be folded."""
+    if not setup.options.get(_AMP):
+        return setup
+    context = make_context()
+    module = ir.Module.parse(setup.module, context)
+    amp = MixedPrecision(amp=setup.options[_AMP])
+    build_pass_manager([amp], context, Remarks(setup.file)).run(module.operation)
+    others = {name: text for name, text in setup.options.items() if name != _AMP}
+    return replace(setup, module=bytecode(module), options=others)
 
 
 def folded(setup: Setup) -> Setup:

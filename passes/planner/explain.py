@@ -70,18 +70,17 @@ def totals(plan: Plan) -> list[str]:
         f"{plan.source.function}: {plan.form()}, for {plan.cluster_name}",
         f"  step   {format_seconds(found.step_s)}{_parts(plan)}{_bound(plan)}",
         f"  memory {peak_text(found.largest_peak_bytes, found.budget_bytes)}{old}{on}",
-        *statistics_lines(plan),
+        *answer_lines(plan),
     ]
 
 
-def statistics_lines(plan: Plan) -> list[str]:
-    """Returns a line that says that a plan computes statistics of each micro-batch, where it was asked to."""
-    asked = plan.options.get("batch-statistics")
-    return (
-        [f"  answer that of a step whose statistics are of each micro-batch (batch-statistics={asked})"]
-        if asked
-        else []
-    )
+def answer_lines(plan: Plan) -> list[str]:
+    """Returns a line for each thing that a plan was asked to compute in another way than the step is written."""
+    texts = {
+        "batch-statistics": "that of a step whose statistics are of each micro-batch",
+        "amp": "that of a step whose products and activations are in 16 bits, parameters and sums in f32",
+    }
+    return [f"  answer {text} ({name}={plan.options[name]})" for name, text in texts.items() if plan.options.get(name)]
 
 
 def micro_batches_at_a_time(count: int) -> str:

@@ -46,7 +46,7 @@ from rhino.strategies.solver.solver import Solver
 ANNOTATED: Final = "annotated"
 """The form of a program that is compiled as it was, with the shardings on its ops."""
 
-REWRITING: Final = ("num", "remat", "batch", "batch-statistics", "pad", "parts")
+REWRITING: Final = ("num", "remat", "batch", "batch-statistics", "pad", "parts", "amp")
 """Options that change the program for which shardings are chosen."""
 
 

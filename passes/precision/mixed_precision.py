@@ -118,7 +118,9 @@ def _given(program: Program) -> Given:
         if op.name == WHILE:
             condition = op.regions[0].blocks[0]
             own = dict(zip(condition.arguments, program.graph.results(number), strict=True))
-            read = [value for view in condition.operations for inner in walk(view.operation) for value in inner.operands]
+            read = [
+                value for view in condition.operations for inner in walk(view.operation) for value in inner.operands
+            ]
             large |= {one for value in read if (one := own.get(value, numbers.get(value))) is not None}
     return Given(frozenset(exact), frozenset(large))
 
@@ -126,7 +128,8 @@ def _given(program: Program) -> Given:
 def _is_large(constant: ir.Operation) -> bool:
     """Says whether a constant has a finite number that rounds to none in 16 bits."""
     value = constant.attributes["value"]
-    if not isinstance(value, ir.DenseElementsAttr) or not isinstance(value.type.element_type, ir.F32Type):
+    kind = ir.RankedTensorType(constant.results[0].type)
+    if not isinstance(value, ir.DenseElementsAttr) or not isinstance(kind.element_type, ir.F32Type):
         return False
     if value.is_splat:
         number = float(ir.FloatAttr(value.get_splat_value()).value)
@@ -143,16 +146,12 @@ def _remark(program: Program, precision: Precision, remarks: Remarks) -> None:
     size = int(graph.value_bytes()[precision.stored].sum())
     result = MixedPrecisionResult(len(precision.products), len(precision.kept), size)
     remarks.record(result)
-    wide = Counter(
-        graph.cls(op).name.removeprefix("stablehlo.")
-        for op in range(graph.num_ops)
-        if kind_of_op(graph.cls(op).name) == Kind.WIDE
-        and any(graph.type_of(value).dtype == WIDE_TYPE and graph.type_of(value).shape for value in graph.results(op))
-    )
+    wide = Counter(graph.cls(op).name.removeprefix("stablehlo.") for op in precision.wide())
     listed = ", ".join(f"{count} {kind}" for kind, count in sorted(wide.items())) or "none"
+    count = len(precision.products)
     what = (
-        f"{len(precision.products)} of {len(precision.products) + len(precision.kept)} products compute in {BF16} and "
-        f"sum up in {WIDE_TYPE}; values of {format_bytes(size)} are stored in half of that, {len(precision.stashed)} of "
-        f"them rounded for the backward pass alone; in {WIDE_TYPE} stay: {listed}"
+        f"{count} of {count + len(precision.kept)} products compute in {BF16} and sum up in {WIDE_TYPE}; values of "
+        f"{format_bytes(size)} are stored in half of that, {len(precision.stashed)} of them rounded for the backward "
+        f"pass alone; in {WIDE_TYPE} stay: {listed}"
     )
     remarks.add(name, Place(remarks.file), what)

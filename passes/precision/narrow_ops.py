@@ -112,7 +112,9 @@ def _in_block_of(value: Value, reader: ir.Operation) -> ir.Operation:
     block = value.owner if maker is None else maker.block
     found = reader
     while found.block != block:
-        found = found.parent.operation
+        parent = found.parent
+        assert parent is not None, "a value is made in a block around its readers"
+        found = parent.operation
     return found
 
 

@@ -22,7 +22,7 @@ the converted parameter, so that what is gathered or transposed is in 16 bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from math import prod
@@ -41,6 +41,7 @@ WIDE_TYPE: Final = "f32"
 
 _CONVERT: Final = "stablehlo.convert"
 _SOURCES: Final = frozenset({"stablehlo.constant", "stablehlo.iota"})
+_NO_WORK: Final = frozenset({WHILE, YIELD, _CONVERT})
 _PARTS: Final = frozenset({"stablehlo.slice", "stablehlo.dynamic_slice"})
 """Copies of a part: before them there is more to convert than after them."""
 
@@ -91,6 +92,15 @@ class Precision:
     def reads(self, op: int, position: int) -> bool:
         """Says whether an op reads an f32 operand in 16 bits."""
         return _reads(self.graph, self.computes, self.stored, op, position)
+
+    def wide(self) -> Iterator[int]:
+        """Yields the ops that compute f32 tensors of more than parameters and constants in f32, for what they do."""
+        for op in range(self.graph.num_ops):
+            name = self.graph.cls(op).name
+            results = map(self.graph.type_of, self.graph.results(op))
+            is_wide = name not in _NO_WORK and kind_of_op(name) == Kind.WIDE and not self.graph.cls(op).free
+            if is_wide and any(kind.dtype == WIDE_TYPE and kind.shape for kind in results):
+                yield op
 
 
 def assign(graph: Graph, given: Given) -> Precision:
@@ -159,9 +169,7 @@ class _Assignment:
             types = {int(graph.value_type[value]) for value in graph.returns}
             updated = [number for number in tensors if int(graph.value_type[number]) in types]
         taken = {argument.alias for argument in graph.arguments}
-        others = {
-            value for at, value in enumerate(graph.returns) if at not in taken and self.is_wide_type[value]
-        }
+        others = {value for at, value in enumerate(graph.returns) if at not in taken and self.is_wide_type[value]}
         reaches = self._leading(others)
         moments = {number for number in updated if others and len(taken) > 1 and not reaches[number]}
         return frozenset(set(updated) - moments), frozenset(moments)
@@ -237,7 +245,7 @@ class _Assignment:
     def _sums(self) -> frozenset[int]:
         """Returns what loops carry that starts from constants, and to which an iteration adds.
 
-        For each carried value it is followed, by a bit of its own, where it goes: through copies, and behind arithmetic.
+        Each carried value is followed, by a bit of its own, through copies, and behind arithmetic.
         """
         graph, constant = self.graph, self._constants()
         found = set[int]()
@@ -251,7 +259,11 @@ class _Assignment:
             added: dict[int, int] = {}
             for _ in range(2):  # again for loops inside
                 for op in range(loop.op + 1, loop.end):
-                    if self.kinds[op] in (Kind.COPY, Kind.ARITHMETIC) or self.names[op] == WHILE or op in self.loop_of_end:
+                    if (
+                        self.kinds[op] in (Kind.COPY, Kind.ARITHMETIC)
+                        or self.names[op] == WHILE
+                        or op in self.loop_of_end
+                    ):
                         for value, result in self._edges(op):
                             own = copied.get(value, 0)
                             copied[result] = copied.get(result, 0) | own
