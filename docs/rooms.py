@@ -31,9 +31,10 @@ ROOMS: Final[dict[str, tuple[str, ...]]] = {
         "remat",
         "sharding",
         "pipeline",
+        "precision",
         "autotune",
     ),
-    "passes": ("frontend", "sharding", "layout", "pipeline", "analysis", "planner"),
+    "passes": ("frontend", "precision", "sharding", "layout", "pipeline", "analysis", "planner"),
     "runtime": ("executor", "aot", "profile", "distributed"),
 }
 """The rooms of each folder, in an order in which each imports of its own folder only from rooms before it."""

@@ -89,7 +89,7 @@ def make_program(traced: Traced, plan: Plan, code: bytes, donated: tuple[int, ..
         aval.update(shape=one.padded) if one.padded else aval
         for aval, one in zip(traced.out_avals, results, strict=True)
     )
-    embedded = Embedded(traced.name, _ordered(code, plan.mesh.size) if on_host else code, stored)
+    embedded = Embedded(traced.name, in_host_form(code, plan.mesh.size) if on_host else code, stored)
     key = traced.key
 
     def run(*values: Any) -> Any:  # noqa: ANN401 - pytrees
@@ -119,8 +119,8 @@ def _cut(leaf: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return leaf if leaf.shape == shape else leaf[tuple(map(slice, shape))]
 
 
-def _ordered(code: bytes, num_devices: int) -> bytes:
-    """Returns a module whose barriers order it on a CPU, too: what is recomputed would be computed at once."""
+def in_host_form(code: bytes, num_devices: int) -> bytes:
+    """Returns a module as a CPU runs it: barriers order it there, too, or what is recomputed is computed at once."""
     with make_context():
         return bytecode(host_form(ir.Module.parse(code), num_devices))
 

@@ -33,7 +33,9 @@ from rhino.passes.planner.request import MEMORY, Decided, PlanRequest
 from rhino.passes.planner.staged_fitting import Attempt, fit_in_stages
 from rhino.passes.planner.staged_plan import cut_step, make_staged_plan, prove_fit, source_of_staged
 from rhino.passes.planner.unstaged_plan import ANNOTATED, annotate, search
+from rhino.passes.precision.mixed_precision import MixedPrecision
 from rhino.passes.sharding.planning_pass import OTHERS_NEED_LESS
+from rhino.passes.textual_pipelines import build_pass_manager
 from rhino.plan_options import PlanOptions
 from rhino.runtime.aot.compile import compiler_of
 from rhino.runtime.executor.inputs import nonnegative_arguments
@@ -90,6 +92,16 @@ def adopt_plan(traced: Traced, plan: Plan, cluster: str | None, op_rules: str) -
     chosen = plan.sharding.form if plan.compared else LOCALIZED
     form, code = (ANNOTATED, bytecode(module)) if chosen == ANNOTATED else first_form(module)
     return Planned(replace(plan, sharding=replace(plan.sharding, form=form)), code)
+
+
+def rewritten_step(traced: Traced, plan: Plan) -> bytes:
+    """Returns the program of which a plan is to give the answer, where that is not `traced`; else nothing."""
+    amp = plan.options.get("amp", "")
+    if not amp:
+        return b""
+    module = read_traced(traced, make_context())
+    build_pass_manager([Normalize(), MixedPrecision(amp)], module.context, Remarks(traced.name)).run(module.operation)
+    return bytecode(module)
 
 
 def annotated_module(traced: Traced, plan: Plan, op_rules: str, cluster: str | None = None) -> ir.Module:

@@ -16,13 +16,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from rhino.call import Pieces, shapes_of
+from rhino.embed import Embedded
 from rhino.entry import Entry
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.mlir.bindings import make_context
 from rhino.ir.mlir.reader import read_module
 from rhino.ir.mlir.shardings import module_mesh
 from rhino.ir.plan.leaves import leaf_tensors
-from rhino.planner import annotated_module
+from rhino.jit_program import in_host_form
+from rhino.planner import annotated_module, rewritten_step
 from rhino.runtime.executor.compare import coarsest_tolerance, difference
 from rhino.runtime.executor.executable import Host
 from rhino.runtime.executor.signature import Value
@@ -56,6 +58,7 @@ def expected_step(fn: Callable[..., Any], pieces: Pieces, entry: Entry) -> Expec
         args, kwargs = replace(pieces, values=values).all_arguments()
         return fn(*args, **kwargs)
 
+    step = _rewritten(entry) or step
     names_a_mesh = _names_a_mesh(plan.traced)
     made = None if names_a_mesh or jax.process_count() > 1 else _on_one_device(step, pieces.values, entry)
     if made is None and plan.facts.execution:
@@ -71,6 +74,19 @@ def expected_step(fn: Callable[..., Any], pieces: Pieces, entry: Entry) -> Expec
     return Expected(_hosts(pieces.values), _hosts(made))
 
 
+def _rewritten(entry: Entry) -> Callable[..., Any] | None:
+    """Returns the step in the types that a plan was asked to compute in; None where these are the function's own."""
+    traced = entry.plan.traced
+    assert traced is not None
+    code = rewritten_step(traced, entry.plan.facts)
+    if not code:
+        return None
+    if _first_device(entry).platform == "cpu":
+        code = in_host_form(code, 1)
+    embedded = Embedded(traced.name, code, traced.out_avals)
+    return lambda *values: jax.tree.unflatten(traced.out_tree, embedded(*jax.tree.leaves(values)))
+
+
 def check_step(expected: Expected, result: Any, entry: Entry, op_rules: str) -> None:  # noqa: ANN401 - a pytree
     """Compares the results of a step with those of the second way.
 
@@ -80,7 +96,8 @@ def check_step(expected: Expected, result: Any, entry: Entry, op_rules: str) -> 
     """
     plan = entry.plan
     assert plan.traced is not None
-    tolerance = coarsest_tolerance(read_module(plan.traced.code, plan.traced.name, make_context()))
+    code = rewritten_step(plan.traced, plan.facts) or plan.traced.code
+    tolerance = coarsest_tolerance(read_module(code, plan.traced.name, make_context()))
     names = [one.path for one in leaf_tensors(plan.facts.arguments, plan.facts.results)[1]]
     found = [
         difference(Value(number, name, want.shape, want.dtype, want.shape, want.shape), got, want, tolerance)

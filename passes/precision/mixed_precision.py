@@ -143,7 +143,8 @@ def _remark(program: Program, precision: Precision, remarks: Remarks) -> None:
     for op, reason in precision.kept.items():
         place = place_of(program.ops[op].location, remarks.file)
         remarks.add(name, place, f"'{program.ops[op].name}' stays in {WIDE_TYPE}: {reason}")
-    size = int(graph.value_bytes()[precision.stored].sum())
+    is_free = [maker >= 0 and graph.cls(maker).free for maker in graph.value_op.tolist()]
+    size = int(graph.value_bytes()[precision.stored & ~np.array(is_free, dtype=bool)].sum())
     result = MixedPrecisionResult(len(precision.products), len(precision.kept), size)
     remarks.record(result)
     wide = Counter(graph.cls(op).name.removeprefix("stablehlo.") for op in precision.wide())

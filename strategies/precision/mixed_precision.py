@@ -97,9 +97,9 @@ class Precision:
         """Yields the ops that compute f32 tensors of more than parameters and constants in f32, for what they do."""
         for op in range(self.graph.num_ops):
             name = self.graph.cls(op).name
-            results = map(self.graph.type_of, self.graph.results(op))
+            tensors = map(self.graph.type_of, (*self.graph.operands(op).tolist(), *self.graph.results(op)))
             is_wide = name not in _NO_WORK and kind_of_op(name) == Kind.WIDE and not self.graph.cls(op).free
-            if is_wide and any(kind.dtype == WIDE_TYPE and kind.shape for kind in results):
+            if is_wide and any(kind.dtype == WIDE_TYPE and kind.shape for kind in tensors):
                 yield op
 
 
