@@ -214,7 +214,7 @@ def _micro_batch(options: Mapping[str, str]) -> tuple[Item, ...]:
 
 
 _OF_DEVICE: Final = option_texts(ChooseShardings)["budget"][1]
-_AMP: Final = "the type to compute in, with parameters and sums in f32: bf16; empty leaves types as they are"
+_AMP: Final = f"{option_texts(MixedPrecision)['amp'][1]}; empty leaves types as they are"
 _REMAT: Final = "the least share of the activation stash that is recomputed, 0 to 1"
 
 PIPELINES: Final[dict[str, NamedPipeline]] = {

@@ -310,7 +310,7 @@ def parallelize(
             each micro-batch: what is computed is then a step with such statistics. "per-part:NAME" those of ops with
             such names.
         amp: "bf16" computes in bf16 what is written in f32, with parameters, optimizer states and sums in f32: what is
-            computed is then that step.
+            computed is then that step. "bf16:sums" sums up gradients of parameters in bf16, too.
         search: "shard" searches for shardings; "autotune" also for the stages, micro-batches, mesh, schedule and
             rematerialization that are not given.
         jobs: how many processes autotuning uses; the plan does not depend on it. Left out, one a core.

@@ -413,7 +413,8 @@ def _add_steps(group: argparse._ArgumentGroup) -> None:
     add(
         "--amp",
         metavar="T",
-        help="compute in bf16 what is written in f32, with parameters, optimizer states and sums in f32",
+        help="compute in bf16 what is written in f32, with parameters, optimizer states and sums in f32; bf16:sums "
+        "sums up gradients of parameters in bf16, too, which halves what devices send",
     )
     add("--cluster", metavar="C", help=f"what to plan for: a preset or a cluster file (default {DEFAULT_CLUSTER})")
     add(

@@ -13,7 +13,7 @@ Source    Which ops: strategies/precision/op_kinds.py; how that goes through a s
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import ClassVar, Final
 
@@ -35,6 +35,9 @@ from rhino.strategies.precision.mixed_precision import WIDE_TYPE, Given, Precisi
 from rhino.strategies.precision.op_kinds import Kind, kind_of_op
 
 BF16: Final = "bf16"
+NARROW_SUMS: Final = "bf16:sums"
+"""What asks for gradients of parameters in bf16 too, from the product that makes them to the update."""
+
 _LARGEST: Final = float.fromhex("0x1.fep127")
 """The largest finite number of bf16."""
 _NARROW_TYPES: Final = frozenset({"bf16", "f16"})
@@ -57,7 +60,7 @@ class MixedPrecision(Pass):
     name: ClassVar[str] = "rhino-amp"
     errors: ClassVar[tuple[str, ...]] = ("RHI-AMP-001", *UNSHARDED_ERRORS)
 
-    amp: str = opt(BF16, "the type to compute in: bf16")
+    amp: str = opt(BF16, f"the type to compute in: {BF16}; {NARROW_SUMS} sums up gradients of parameters in it, too")
 
     def run(self, module: ir.Operation, remarks: Remarks) -> None:
         """Rewrites `module` in place."""
@@ -67,7 +70,7 @@ class MixedPrecision(Pass):
             if reason:
                 remarks.add(self.name, Place(remarks.file), f"the program stays as it is: {reason}")
                 return
-            precision = assign(program.graph, _given(program))
+            precision = assign(program.graph, replace(_given(program), narrow_sums=self.amp == NARROW_SUMS))
             _remark(program, precision, remarks)
             write_types(program, precision, ir.BF16Type.get())
             del program  # no handle of an op outlives the passes below
@@ -77,7 +80,7 @@ class MixedPrecision(Pass):
 
 def check_amp(text: str, file: str = "") -> None:
     """Raises RHI-AMP-001 for a type that a step cannot be rewritten to."""
-    if text == BF16:
+    if text in (BF16, NARROW_SUMS):
         return
     if text == "f16":
         what = (
@@ -86,7 +89,9 @@ def check_amp(text: str, file: str = "") -> None:
         )
         fix = f"give {BF16}, which has the range of f32; or write the step in f16 with a loss scale in its state"
         raise RhinoError("RHI-AMP-001", what, Place(file), fix=fix)
-    raise RhinoError("RHI-AMP-001", f"'{text}' is no type for mixed precision", Place(file), fix=f"give {BF16}")
+    raise RhinoError(
+        "RHI-AMP-001", f"'{text}' is no type for mixed precision", Place(file), fix=f"give {BF16} or {NARROW_SUMS}"
+    )
 
 
 def _reason_to_leave(program: Program) -> str:

@@ -14,7 +14,7 @@ their own: they are read in what the op that reads them computes in. Widths are 
 - What one op alone reads, in f32, is computed in f32: it is part of what that op does.
 - A loop's sum over its iterations stays in f32: it starts from a constant and adds to itself.
 
-What leads to no product is not touched: losses, gradients of parameters from where they are whole, and the update.
+Arithmetic that leads to no product is in f32: losses, what is done to gradients of parameters, and the update.
 Products of the update (those that follow from moments: updated arguments on which nothing but other updated arguments
 depends) stay in f32. Parameters are converted where they are read; copies of theirs that leave nothing out are made of
 the converted parameter, so that what is gathered or transposed is in 16 bits.
@@ -67,11 +67,13 @@ class Given:
     """What a graph does not say of its program.
 
     `exact` are the products for which the program asks for more than the default precision. `large` are constants that
-    16 bits do not hold, and what a loop's condition reads.
+    16 bits do not hold, and what a loop's condition reads. With `narrow_sums` results of products are in 16 bits where
+    no other product follows, too.
     """
 
     exact: frozenset[int] = frozenset()
     large: frozenset[int] = frozenset()
+    narrow_sums: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -346,7 +348,7 @@ class _Assignment:
             found[value] = Width.WIDE
 
     def _of_product(self, result: int) -> Width:
-        return Width.NARROW if self.leads[result] else Width.WIDE
+        return Width.NARROW if self.leads[result] or self.given.narrow_sums else Width.WIDE
 
     def _width(self, found: np.ndarray, op: int) -> Width:
         """Returns the width of what an op computes, but for a product in 16 bits."""
@@ -362,9 +364,10 @@ class _Assignment:
         if widest <= Width.PARAMETER and self.kinds[op] != Kind.PRODUCT:
             # Rows of a parameter that data choose are activations.
             return Width.NARROW if widest == Width.PARAMETER and any(self.data[one] for one in others) else widest
-        if self.kinds[op] in (Kind.COPY, Kind.ARITHMETIC) and op not in self.polynomials:
+        if self.kinds[op] == Kind.COPY:
             return widest
-        return Width.WIDE
+        leads = any(self.leads[value] for value in self.graph.results(op))
+        return widest if self.kinds[op] == Kind.ARITHMETIC and leads and op not in self.polynomials else Width.WIDE
 
     def _is_narrow(self, widths: list[Width], value: int) -> bool:
         return self.is_wide_type[value] and self.has_dims[value] and widths[value] == Width.NARROW

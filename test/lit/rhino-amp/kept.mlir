@@ -1,6 +1,7 @@
 // RUN: rhino-opt --rhino-amp --remarks-filter=amp --split-input-file --verify-diagnostics %s | filecheck %s
 // Products stay in f32 where the program asks for more than the default precision, where the result is one number, and where they update
-// parameters: what follows from a moment does. So does what meets a number that bf16 does not hold, and a polynomial.
+// parameters: what follows from a moment does. So does what meets a number that bf16 does not hold, and a polynomial. An update is in f32, whatever
+// the gradient is in.
 
 // expected-remark@unknown {{1 of 3 products compute in bf16}}
 // CHECK-LABEL: func.func @precise
@@ -76,4 +77,24 @@ func.func @polynomial(%x: tensor<8x8xf32>) -> tensor<8x8xf32> {
   %p5 = stablehlo.add %p4, %c0 : tensor<8x8xf32>
   %b = stablehlo.dot_general %p5, %x, contracting_dims = [1] x [0] : (tensor<8x8xf32>, tensor<8x8xf32>) -> tensor<8x8xf32>
   return %b : tensor<8x8xf32>
+}
+
+// -----
+
+// expected-remark@unknown {{3 of 3 products compute in bf16}}
+// CHECK-LABEL: func.func @added
+// CHECK-SAME: %[[P:.*]]: tensor<8x8xf32> {{.*}}, %[[X:.*]]: tensor<8x8xf32>
+// CHECK: %[[B:.*]] = stablehlo.add %{{.*}}, %{{.*}} : tensor<8x8xbf16>
+// CHECK-NEXT: %[[C:.*]] = stablehlo.dot_general %[[B]], {{.*}} -> tensor<8x8xbf16>
+// CHECK-NEXT: %[[G16:.*]] = stablehlo.add %[[C]], %[[C]] : tensor<8x8xbf16>
+// CHECK: %[[G:.*]] = stablehlo.convert %[[G16]] : (tensor<8x8xbf16>) -> tensor<8x8xf32>
+// CHECK-NEXT: stablehlo.subtract %[[P]], %[[G]] : tensor<8x8xf32>
+func.func @added(%p: tensor<8x8xf32> {tf.aliasing_output = 0 : i32}, %x: tensor<8x8xf32>) -> (tensor<8x8xf32>, tensor<8x8xf32>) {
+  %a = stablehlo.dot_general %x, %x, contracting_dims = [1] x [0] : (tensor<8x8xf32>, tensor<8x8xf32>) -> tensor<8x8xf32>
+  %b = stablehlo.add %a, %p : tensor<8x8xf32>
+  %c = stablehlo.dot_general %b, %x, contracting_dims = [1] x [0] : (tensor<8x8xf32>, tensor<8x8xf32>) -> tensor<8x8xf32>
+  %g = stablehlo.add %c, %c : tensor<8x8xf32>
+  %d = stablehlo.dot_general %g, %x, contracting_dims = [1] x [0] : (tensor<8x8xf32>, tensor<8x8xf32>) -> tensor<8x8xf32>
+  %new = stablehlo.subtract %p, %g : tensor<8x8xf32>
+  return %new, %d : tensor<8x8xf32>, tensor<8x8xf32>
 }

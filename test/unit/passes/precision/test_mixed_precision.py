@@ -299,7 +299,7 @@ def test_parallelize_runs_it(options):
     )
     plan = step.plan(*inputs)
     assert plan.facts.options["amp"] == "bf16"
-    assert "parameters and sums in f32 (amp=bf16)" in plan.explain()
+    assert "its parameters and update in f32 (amp=bf16)" in plan.explain()
     for got, want in zip(jax.tree.leaves(step(*inputs)), wanted, strict=True):
         np.testing.assert_allclose(np.asarray(got), want, atol=2 * ROUNDING * np.abs(want).max())
 
