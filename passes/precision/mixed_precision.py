@@ -31,8 +31,9 @@ from rhino.passes.frontend.tidy import tidy
 from rhino.passes.precision.narrow_ops import write_types
 from rhino.passes.unsharded import UNSHARDED_ERRORS, unsharded_program
 from rhino.passes.with_rules import renew_rules
-from rhino.strategies.precision.mixed_precision import WIDE_TYPE, Given, Precision, assign
+from rhino.strategies.precision.mixed_precision import Precision, assign
 from rhino.strategies.precision.op_kinds import Kind, kind_of_op
+from rhino.strategies.precision.step_facts import WIDE_TYPE, Given
 
 BF16: Final = "bf16"
 NARROW_SUMS: Final = "bf16:sums"

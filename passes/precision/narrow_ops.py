@@ -11,7 +11,8 @@ from rhino.ir.mlir.bindings import ir, stablehlo
 from rhino.ir.mlir.reader import end_of, maker_of, walk
 from rhino.ir.program.identity import make_constant
 from rhino.ir.program.program import CONSTANT, Program
-from rhino.strategies.precision.mixed_precision import WIDE_TYPE, Precision
+from rhino.strategies.precision.mixed_precision import Precision
+from rhino.strategies.precision.step_facts import WIDE_TYPE
 
 Value = ir.Value[Any]
 
