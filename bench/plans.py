@@ -7,6 +7,7 @@ from typing import Final
 
 import every_plan
 import papers
+import precision
 import stages
 import tighten
 from report import run
@@ -19,6 +20,7 @@ QUESTIONS: Final = {
     "tighten": tighten.QUESTION,
     "strategies": strategies.QUESTION,
     "stages": stages.QUESTION,
+    "precision": precision.QUESTION,
     "stage-times": stages.DEEP_QUESTION,
 }
 

@@ -1,9 +1,10 @@
-"""Write the reference pages from the code: the commands, the passes and the errors.
+"""Write the reference pages from the code: the commands, the passes, the errors, and the list of mixed precision.
 
     python docs/generate.py            writes docs/reference/
     python docs/generate.py --check    says which page is not what the code says, and exits with 1 if one is not
 
-What a page says has its home in the code: the parsers of the commands, the table of passes, the table of errors.
+What a page says has its home in the code: the parsers of the commands, the table of passes, the table of errors, the
+kinds of ops.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Final
 from rhino.ir.diagnostics import IDS
 from rhino.passes.base import Pass, option_texts
 from rhino.passes.registry import PASSES, PIPELINES, NamedPipeline
+from rhino.strategies.precision.op_kinds import KIND_ROWS
 from rhino.tools import opt, opt_options, plan, profile, run
 
 REFERENCE: Final = Path(__file__).resolve().parent / "reference"
@@ -223,10 +225,25 @@ def errors() -> Iterator[str]:
             )
 
 
+def precision() -> Iterator[str]:
+    """Yields the page on what mixed precision computes in which type."""
+    yield from ("# Mixed precision by kind of op", "")
+    yield from (
+        "What [`rhino-amp`](passes.md#rhino-amp) does with each op of StableHLO ([why, and how](../precision.md)).",
+        "",
+    )
+    rows = [
+        (row.kind.value, ", ".join(map(code, row.ops)) or "all others", row.computes_in, row.reason)
+        for row in KIND_ROWS
+    ]
+    yield from table(("kind", "ops", "computes in", "reason"), rows)
+
+
 PAGES: Final[dict[str, Callable[[], Iterator[str]]]] = {
     "commands.md": commands,
     "passes.md": passes,
     "errors.md": errors,
+    "precision.md": precision,
 }
 
 

@@ -62,7 +62,7 @@ KIND_ROWS: Final = (
         Kind.WIDE,
         (),
         "f32",
-        "All others: sums of many elements lose small ones; exponentials, logarithms and powers make errors larger; "
+        "Sums of many elements lose small ones; exponentials, logarithms and powers make errors larger; "
         "what sorts, factorizes, draws random numbers or calls custom code is not known to be safe.",
     ),
 )
