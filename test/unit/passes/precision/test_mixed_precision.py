@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scanned_steps
 import zoo
 from drawn_plans import MOODS, drawable
 from jax import lax
@@ -302,6 +303,22 @@ def test_parallelize_runs_it(options):
     assert "its parameters and update in f32 (amp=bf16)" in plan.explain()
     for got, want in zip(jax.tree.leaves(step(*inputs)), wanted, strict=True):
         np.testing.assert_allclose(np.asarray(got), want, atol=2 * ROUNDING * np.abs(want).max())
+
+
+@pytest.mark.parametrize(
+    "options", [{"stages": 2, "micro_batches": 2, "mesh": "2"}, {"stages": 4, "micro_batches": 4, "mesh": "1"}]
+)
+def test_scanned_layers_in_stages(options):
+    inputs = scanned_steps.state(), scanned_steps.batch()
+    text, leaves = text_of(scanned_steps.plain, *inputs), [host(leaf) for leaf in jax.tree.leaves(inputs)]
+    count = len(jax.tree.leaves(inputs[0]))
+    full, wanted = (run(passed(text, passes)[0], leaves) for passes in (NORMAL, AMP))
+    rounding = [error(*one) for one in zip(wanted[:count], full[:count], full[:count], strict=True)]
+    step = rhino.parallelize(scanned_steps.plain, cluster="cpu4", donate_argnums=0, amp="bf16", **options)
+    made = [np.asarray(leaf) for leaf in jax.tree.leaves(step(*inputs))]
+    off = [error(*one) for one in zip(made[:count], wanted[:count], full[:count], strict=True)]
+    assert max(rounding) > 0
+    assert max(off) <= 1.5 * max(rounding)
 
 
 def test_a_saved_plan_is_of_the_step_in_bf16(tmp_path):
