@@ -112,9 +112,7 @@ def before_choice(options: Mapping[str, str]) -> tuple[Item, ...]:
     micro, pin, pad, rules, again, amp = make_passes(BEFORE_CHOICE, options, PARALLEL)
     return (
         Normalize(),  # First: custom calls may stand in functions that are called.
-        *(
-            (amp,) if "amp" in options else ()
-        ),  # As for auto-shard; parameters are converted once for all micro-batches.
+        *((amp,) if "amp" in options else ()),  # As for auto-shard; once for all micro-batches.
         rules,  # Before the batch is followed through them.
         *((micro, Normalize()) if "num" in options else ()),  # Again, for the loop that is new.
         pad,  # Before all that looks at sizes; the batch is divided by its own.
@@ -205,9 +203,10 @@ def _localize(options: Mapping[str, str]) -> tuple[Item, ...]:
 
 
 def _micro_batch(options: Mapping[str, str]) -> tuple[Item, ...]:
-    micro, rules = make_passes((MicroBatch, OpRules), options, "micro-batch")
+    micro, rules, amp = make_passes((MicroBatch, OpRules, MixedPrecision), options, "micro-batch")
     return (
         Normalize(),  # First: custom calls may stand in functions that are called.
+        *((amp,) if "amp" in options else ()),  # Parameters are converted once for all micro-batches.
         rules,  # Before the batch is followed through them.
         micro,
     )
@@ -250,8 +249,9 @@ PIPELINES: Final[dict[str, NamedPipeline]] = {
     ),
     "micro-batch": NamedPipeline(
         "Take the batch in parts: a loop that accumulates gradients, and then applies them.",
-        (MicroBatch, OpRules),
+        (MicroBatch, OpRules, MixedPrecision),
         _micro_batch,
+        {"amp": ("", _AMP)},
     ),
 }
 """Sorted by name."""

@@ -97,6 +97,7 @@ Large ones take memory.
 
 
 _AMP: Final = "amp"
+"""The option that changes the types of a step before it is folded."""
 
 
 @dataclass(frozen=True, slots=True)
