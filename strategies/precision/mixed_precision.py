@@ -10,8 +10,9 @@ constants have none of their own: they are read in what the op that reads them c
 - All else computes in f32. So do polynomials, which expand functions like erf, for their errors add up, and arithmetic
   that leads to no product: losses, what is done to gradients of parameters, and the update.
 - What a product reads, also through copies, is stored in 16 bits for all its readers.
-- So is what the backward pass reads of the forward pass, if it has memory of its own: activations are stashed in 16
-  bits. Statistics, which are sums and what follows from sums alone, are small, and stay.
+- So is what a loop of the forward pass carries and the backward pass reads: stacks of activations. Statistics, which
+  are sums and what follows from sums alone, are small, and stay. Outside of loops a compiler decides what it keeps, and
+  computes conversions where it reads: to round there would cost precision and save nothing.
 - What one op alone reads, in f32, is computed in f32: it is part of what that op does.
 - A loop's sum over its iterations stays in f32.
 
@@ -28,7 +29,7 @@ from typing import Final
 import numpy as np
 
 from rhino.ir.arrays import Bools
-from rhino.ir.graph.graph import BARRIER, WHILE, YIELD, Graph, materialized
+from rhino.ir.graph.graph import BARRIER, WHILE, YIELD, Graph
 from rhino.strategies.pipeline.activation_stash import Handing
 from rhino.strategies.precision.op_kinds import Kind, kind_of_op
 from rhino.strategies.precision.step_facts import WIDE_TYPE, Given, StepFacts
@@ -56,7 +57,7 @@ class Precision:
     """What computes and is stored in 16 bits.
 
     Shapes: `computes` [ops], `stored` [values]. `products` are the ops of that kind in 16 bits, `kept` the others, with
-    the reason. `stashed` are the values that are rounded only because the backward pass reads them.
+    the reason. `stashed` is what loops carry that is rounded only because the backward pass reads it.
     """
 
     graph: Graph
@@ -125,19 +126,21 @@ def _computes(facts: StepFacts, widths: list[int], narrow: list[bool], op: int) 
 
 
 def _stashed(facts: StepFacts, widths: list[int]) -> frozenset[int]:
-    """Returns what the backward pass reads of the forward pass in f32, but for statistics."""
+    """Returns what loops of the forward pass carry in f32 and the backward pass reads, but for statistics."""
     graph = facts.graph
+    if not graph.loops:
+        return frozenset()
     parts = parts_of(graph, None, np.zeros(graph.num_ops))
     turn = Handing(graph, parts, graph.value_bytes()).turns[0]
-    in_memory, statistics = materialized(graph), find_statistics(facts, widths)
+    statistics = find_statistics(facts, widths)
     late = {value for op in range(turn + 1, graph.num_ops) for value in facts.operands[op]}
+    carried = (value for loop in graph.loops if loop.op <= turn for value in graph.results(loop.op))
     return frozenset(
         value
-        for value in late
-        if 0 <= graph.value_op[value] <= turn
+        for value in carried
+        if value in late
         and widths[value] == Width.WIDE
         and facts.tensors[value]
-        and in_memory[value]
         and facts.leads[value]
         and not statistics[value]
         and value not in facts.given.large

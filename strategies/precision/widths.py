@@ -7,7 +7,7 @@ from enum import IntEnum
 from math import prod
 from typing import Final
 
-from rhino.ir.graph.graph import REDUCE, REPEATS
+from rhino.ir.graph.graph import PART_UPDATE, REDUCE, REPEATS
 from rhino.strategies.precision.op_kinds import Kind
 from rhino.strategies.precision.step_facts import StepFacts
 
@@ -113,19 +113,28 @@ def with_copied(facts: StepFacts, values: Iterable[int]) -> frozenset[int]:
 
 
 def find_statistics(facts: StepFacts, widths: list[int]) -> list[bool]:
-    """Returns which values are sums, or follow from sums, constants and parameters alone [values]."""
+    """Returns which values are sums, or follow from sums, constants and parameters alone, or copy parameters [values].
+
+    A stack is what is written into it.
+    """
     found = [False] * facts.graph.num_values
+    copies = [value in facts.parameters for value in range(facts.graph.num_values)]
 
     def visit(op: int) -> None:
         if facts.hands_on(op):
             for value, result in facts.edges(op):
                 found[result] |= found[value]
-        elif facts.kinds[op] != Kind.PRODUCT:
-            read = [value for value in facts.operands[op] if facts.tensors[value]]
-            follows = all(found[one] or widths[one] <= Width.PARAMETER for one in read)
-            if facts.names[op] == REDUCE or (follows and any(found[one] for one in read)):
-                for result in facts.graph.results(op):
-                    found[result] = True
+                copies[result] |= copies[value]
+            return
+        operands = facts.operands[op][1:2] if facts.names[op] == PART_UPDATE else facts.operands[op]
+        read = [value for value in operands if facts.tensors[value]]
+        is_copy = facts.kinds[op] == Kind.COPY and bool(read) and all(copies[value] for value in read)
+        is_copy &= not any(facts.data[value] for value in facts.operands[op] if not facts.tensors[value])
+        follows = any(found[one] for one in read) and all(found[one] or widths[one] <= Width.PARAMETER for one in read)
+        is_statistic = facts.kinds[op] != Kind.PRODUCT and (facts.names[op] == REDUCE or follows)
+        for result in facts.graph.results(op):
+            copies[result] |= is_copy
+            found[result] |= is_copy or is_statistic
 
     facts.until_settled(found, visit)
     return found
