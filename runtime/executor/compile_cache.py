@@ -22,7 +22,7 @@ from jaxlib.version import __version__ as jaxlib_version
 
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.mlir.bindings import ir
-from rhino.runtime.executor.executable import Executable, compile_module, compile_options, load_module
+from rhino.runtime.executor.executable import Executable, compile_module, compile_options, form_for, load_module
 
 _CPU_INFO: Final = Path("/proc/cpuinfo")
 _DIGEST_BYTES: Final = hashlib.sha256().digest_size
@@ -129,7 +129,7 @@ def _key(request: Request) -> str:
         : len(request.devices)
     ]
     parts = (
-        str(request.module).encode(),
+        str(form_for(request.module, request.devices)).encode(),
         compile_options(same_kind).SerializeAsString(),
         repr([device.device_kind for device in request.devices]).encode(),
         f"{jaxlib_version} {first.client.platform_version} {_cpu()}".encode(),

@@ -207,10 +207,14 @@ def compile_module(module: ir.Module, devices: Sequence[jax.Device]) -> Executab
     row = tuple(devices)
 
     def load(named: ir.Module) -> Any:  # noqa: ANN401 - jaxlib's LoadedExecutable
-        ordered = host_form(named, len(row)) if row[0].platform == "cpu" else named
-        return row[0].client.compile_and_load(ordered, xla_client.DeviceList(row), compile_options(row))
+        return row[0].client.compile_and_load(form_for(named, row), xla_client.DeviceList(row), compile_options(row))
 
     return _loaded(module, row, load)
+
+
+def form_for(module: ir.Module, devices: Sequence[jax.Device]) -> ir.Module:
+    """Returns `module` as XLA gets it for `devices`."""
+    return host_form(module, len(devices)) if devices[0].platform == "cpu" else module
 
 
 def load_module(module: ir.Module, devices: Sequence[jax.Device], serialized: bytes) -> Executable:

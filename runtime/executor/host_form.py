@@ -8,13 +8,14 @@ from rhino.ir.mlir.bindings import ir, stablehlo
 from rhino.ir.mlir.manual import copy_module
 from rhino.ir.mlir.reader import walk
 from rhino.runtime.executor.barriers import order_by_barriers
+from rhino.runtime.executor.scatters import separate_inputs
 
 _PRODUCTS: Final = frozenset({"stablehlo.dot_general", "stablehlo.convolution"})
 
 
 def host_form(module: ir.Module, num_devices: int) -> ir.Module:
     """Returns a copy of `module` for a CPU, or `module` where that is no other."""
-    return order_by_barriers(_widened(module), num_devices)
+    return order_by_barriers(separate_inputs(_widened(module)), num_devices)
 
 
 def _widened(module: ir.Module) -> ir.Module:
