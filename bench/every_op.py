@@ -575,6 +575,37 @@ def windowed(attributes: str, result: tuple[int, ...]) -> Case:
 
 
 I32_ROWS = tensor((12, 1), "i32")
+BATCHED_ROWS = (
+    "#stablehlo.scatter<update_window_dims = [2], inserted_window_dims = [1], input_batching_dims = [0], "
+    "scatter_indices_batching_dims = [0], scatter_dims_to_operand_dims = [1], index_vector_dim = 2>"
+)
+
+
+def scatter(inputs: str, numbers: str, held: str, rows: tuple[str, str], body: str) -> str:
+    """The text of a scatter of the tensors that `inputs` names by letters, all of type `held`.
+
+    Its indices `%k` and updates, `%u` for each, are of the types `rows`. In `body` %x0, %x1, ... are the elements of
+    the inputs, %y0, ... those of the updates, and %z0, ... what becomes of them.
+    """
+    count = len(inputs)
+    kinds, elements = ", ".join([held] * count), {f"{name}{n}": SCALAR for name in "xy" for n in range(count)}
+    given, reads = ", ".join(f"%z{n}" for n in range(count)), ", ".join([*(f"%{one}" for one in inputs), "%k"])
+    return (
+        f'"stablehlo.scatter"({reads}{", %u" * count}) ({region(elements, body, given, ", ".join([SCALAR] * count))}) '
+        f"{{scatter_dimension_numbers = {numbers}}} : ({kinds}, {rows[0]}{f', {rows[1]}' * count}) -> ({kinds})"
+    )
+
+
+def joined(*ops: str) -> str:
+    """The body of a scatter of several tensors, each joined by an op of its own."""
+    return " ".join(f"%z{n} = stablehlo.{op} %x{n}, %y{n} : {SCALAR}" for n, op in enumerate(ops))
+
+
+LARGER = f"%p = stablehlo.compare GT, %y0, %x0 : ({SCALAR}, {SCALAR}) -> tensor<i1> " + " ".join(
+    f"%z{n} = stablehlo.select %p, %y{n}, %x{n} : tensor<i1>, {SCALAR}" for n in range(2)
+)
+ROWS = I32_ROWS, tensor((12, 16))
+HELD, BATCHES = tensor((4, 8, 16)), (tensor((4, 12, 1), "i32"), tensor((4, 12, 16)))
 SUM = region({}, f"%y = stablehlo.add %a, %b : {F32}", "%y", F32)
 _VARIANTS: Programs = {
     "case: element by element": case(
@@ -745,12 +776,44 @@ _VARIANTS: Programs = {
         "operand_batching_dims = [0], start_indices_batching_dims = [0], start_index_map = [1], index_vector_dim = 2>}",
     ),
     "scatter: in batches": case(
-        f'%0 = "stablehlo.scatter"(%a, %b, %c) ({binary_region("add")}) {{scatter_dimension_numbers = '
-        "#stablehlo.scatter<update_window_dims = [2], inserted_window_dims = [1], input_batching_dims = [0], "
-        "scatter_indices_batching_dims = [0], scatter_dims_to_operand_dims = [1], index_vector_dim = 2>} : "
-        f"({tensor((4, 8, 16))}, {tensor((4, 12, 1), 'i32')}, {tensor((4, 12, 16))}) -> {tensor((4, 8, 16))}",
-        {"a": tensor((4, 8, 16)), "b": tensor((4, 12, 1), "i32"), "c": tensor((4, 12, 16))},
-        {"0": tensor((4, 8, 16))},
+        f'%0 = "stablehlo.scatter"(%a, %b, %c) ({binary_region("add")}) '
+        f"{{scatter_dimension_numbers = {BATCHED_ROWS}}} : ({HELD}, {', '.join(BATCHES)}) -> {HELD}",
+        {"a": HELD, "b": BATCHES[0], "c": BATCHES[1]},
+        {"0": HELD},
+    ),
+    "scatter: two tensors": case(
+        f"%0:2 = {scatter('ab', GATHER[1], F32, ROWS, joined('add', 'maximum'))}",
+        {"a": F32, "b": F32, "k": ROWS[0], "u": ROWS[1]},
+        {"0#0": F32, "0#1": F32},
+    ),
+    "scatter: one tensor as two, in batches": case(
+        f"%0:2 = {scatter('aa', BATCHED_ROWS, HELD, BATCHES, LARGER)}",
+        {"a": HELD, "k": BATCHES[0], "u": BATCHES[1]},
+        {"0#0": HELD, "0#1": HELD},
+    ),
+    "scatter: zeros as three tensors": case(
+        f"%z = stablehlo.constant dense<0.0> : {F32}\n"
+        f"%0:3 = {scatter('zzz', GATHER[1], F32, ROWS, joined('add', 'subtract', 'maximum'))}",
+        {"k": ROWS[0], "u": ROWS[1]},
+        {"0#0": F32, "0#1": F32, "0#2": F32},
+    ),
+    "scatter: one tensor as two, in a loop": case(
+        f"""%first = stablehlo.constant dense<0> : {INDEX}
+%0:2 = "stablehlo.while"(%first, %a) (
+{region({"i": INDEX, "x": F32}, THIRD, "%p", "tensor<i1>")},
+{
+            region(
+                {"i": INDEX, "x": F32},
+                f"%o = stablehlo.constant dense<1> : {INDEX} %j = stablehlo.add %i, %o : {INDEX} "
+                f"%s:2 = {scatter('xx', GATHER[1], F32, ROWS, joined('add', 'minimum'))} "
+                f"%t = stablehlo.tanh %s#0 : {F32} %w = stablehlo.add %t, %s#1 : {F32}",
+                "%j, %w",
+                f"{INDEX}, {F32}",
+            )
+        }
+) : ({INDEX}, {F32}) -> ({INDEX}, {F32})""",
+        {"a": F32, "k": ROWS[0], "u": ROWS[1]},
+        {"0#1": F32},
     ),
 }
 VARIANTS = filled("stablehlo", _VARIANTS)

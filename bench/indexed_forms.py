@@ -196,7 +196,9 @@ def _gather(random: np.random.Generator, layout: _Layout) -> Form:
 
 def _scatter(random: np.random.Generator, layout: _Layout) -> Form:
     element = str(random.choice(["f32", "i32", "i1"], p=[0.7, 0.2, 0.1]))
-    elements = (element, "f32") if random.random() < 0.15 else (element,)  # a second operand along with the first
+    is_alone = random.random() >= 0.3
+    elements = (element,) if is_alone else (element, "f32", element)[: int(random.integers(2, 4))]
+    written = elements if is_alone or random.random() < 0.5 else tuple(dict.fromkeys(elements))  # one for each type
     indices = _draw_indices(random, layout)
     held, read = ([tensor(shape, one) for one in elements] for shape in (layout.shape, layout.slices))
     numbers = (
@@ -207,13 +209,15 @@ def _scatter(random: np.random.Generator, layout: _Layout) -> Form:
         f"scatter_dims_to_operand_dims = {list(layout.indexed)}, index_vector_dim = {layout.vector_dim}>"
     )
     attributes = f"{{scatter_dimension_numbers = {numbers}, indices_are_sorted = false, unique_indices = false}}"
-    names, given, count = ("xiu", "%x, %k, %u", "") if len(elements) == 1 else ("xyiuv", "%x, %y, %k, %u, %v", ":2")
+    updates, count = "uvw"[: len(elements)], "" if is_alone else f":{len(elements)}"
+    inputs = ["xyz"[number if written == elements else written.index(one)] for number, one in enumerate(elements)]
+    names, given = "xyz"[: len(written)] + "i" + updates, ", ".join(f"%{name}" for name in [*inputs, "k", *updates])
     kinds, made = ", ".join([*held, _made_type(indices), *read]), ", ".join(held)
     op = (
         f'%r{count} = "stablehlo.scatter"({given}) ({_region(random, elements)}) {attributes} : ({kinds}) -> ({made})\n'
     )
     operands = (
-        *((layout.shape, one) for one in elements),
+        *((layout.shape, one) for one in written),
         (layout.index_shape, "i32"),
         *((layout.slices, one) for one in elements),
     )
@@ -223,7 +227,12 @@ def _scatter(random: np.random.Generator, layout: _Layout) -> Form:
 def _region(random: np.random.Generator, elements: Sequence[str]) -> str:
     """Returns the region of a scatter: what becomes of each pair of an old value and an update."""
     numbers, scalars = range(len(elements)), [tensor((), one) for one in elements]
-    done = [_body(str(random.choice(_BODIES[elements[n]])), f"%a{n}", f"%b{n}", f"%z{n}", scalars[n]) for n in numbers]
+    if len(elements) > 1 and random.random() < 0.3:
+        done = _largest_first(scalars)
+    else:
+        done = [
+            _body(str(random.choice(_BODIES[elements[n]])), f"%a{n}", f"%b{n}", f"%z{n}", scalars[n]) for n in numbers
+        ]
     block = ", ".join(f"%{name}{n}: {scalars[n]}" for name in "ab" for n in numbers)
     ops, given = " ".join(op for op, _ in done), ", ".join(value for _, value in done)
     return f"{{ ^bb0({block}): {ops} stablehlo.return {given} : {', '.join(scalars)} }}"
@@ -262,6 +271,15 @@ def _form(
     returned = ", ".join(f"%r#{number}" for number in range(len(results))) if len(results) > 1 else "%r"
     text = f"func.func private @form({arguments}) -> ({kinds}) {{\n{body}return {returned} : {kinds}\n}}\n"
     return Form(op, text, operands, results)
+
+
+def _largest_first(scalars: Sequence[str]) -> list[tuple[str, str]]:
+    """Returns, for each result of a scatter, an op and what it gives: that of the update whose first is larger."""
+    compare = f"%p = stablehlo.compare GT, %b0, %a0 : ({scalars[0]}, {scalars[0]}) -> {tensor((), 'i1')} "
+    chosen = [
+        f"%z{n} = stablehlo.select %p, %b{n}, %a{n} : {tensor((), 'i1')}, {kind}" for n, kind in enumerate(scalars)
+    ]
+    return [((compare if n == 0 else "") + op, f"%z{n}") for n, op in enumerate(chosen)]
 
 
 def _body(name: str, old: str, new: str, made: str, kind: str) -> tuple[str, str]:
