@@ -36,7 +36,18 @@ def test_forms_are_drawn_in_every_layout():
             "scatter_dims_to_operand_dims = [1, 0",
             "index_vector_dim = 0",
         ),
-        *("stablehlo.maximum", "stablehlo.multiply", "xi64>", "xui32>", "xi8>", "xi1>", "%r:2 ="),
+        *(
+            "stablehlo.maximum",
+            "stablehlo.multiply",
+            "xi64>",
+            "xui32>",
+            "xi8>",
+            "xi1>",
+            "%r:2 =",
+            "%r:3 =",
+            "(%x, %x, ",
+            "select %p",
+        ),
     ]
     assert [text for text in wanted if text not in texts] == []
 
