@@ -563,10 +563,10 @@ def reduced(op: str, start: float, kind: str = F32, result: str = COLUMN) -> Cas
     )
 
 
-def windowed(attributes: str, result: tuple[int, ...]) -> Case:
+def windowed(attributes: str, result: tuple[int, ...], start: str = "0xFF800000") -> Case:
     """A maximum over windows."""
     return case(
-        f"%low = stablehlo.constant dense<0xFF800000> : {SCALAR}\n"
+        f"%low = stablehlo.constant dense<{start}> : {SCALAR}\n"
         f'%0 = "stablehlo.reduce_window"(%a, %low) ({binary_region("maximum")}) {{{attributes}}} '
         f": ({F32}, {SCALAR}) -> {tensor(result)}",
         {"a": F32},
@@ -661,6 +661,12 @@ _VARIANTS: Programs = {
         "window_dimensions = array<i64: 1, 3>, window_strides = array<i64: 1, 1>, "
         "padding = dense<[[0, 0], [1, 1]]> : tensor<2x2xi64>",
         (8, 16),
+    ),
+    "reduce_window: windows that overlap, from one": windowed(
+        "window_dimensions = array<i64: 1, 3>, window_strides = array<i64: 1, 1>, "
+        "padding = dense<[[0, 0], [1, 1]]> : tensor<2x2xi64>",
+        (8, 16),
+        "1.0",
     ),
     "reduce_window: all before": windowed(
         "window_dimensions = array<i64: 1, 16>, padding = dense<[[0, 0], [15, 0]]> : tensor<2x2xi64>", (8, 16)

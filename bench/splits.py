@@ -42,6 +42,7 @@ REASONS: Final = {
     "stablehlo.get_dimension_size": "it reads no element",
     "stablehlo.map": _UNRULED,
     "stablehlo.reduce": "not yet: no collective joins by the body, or joins pairs",
+    "stablehlo.reduce_window": "windows that pad, and do not start from the identity of one op",
     "stablehlo.reshape": "inside of a block: the outer part of what it came from splits",
     "stablehlo.rng_bit_generator": "not yet: where a block begins in the sequence is the backend's",
     "stablehlo.scatter": "not yet: updates that are not added are written in their order, on one device",

@@ -21,7 +21,8 @@ KINDS: Final = (
 _SIZES: Final = (4, 6, 8, 12, 16, 24)
 _SIDES: Final = (2, 3, 4, 6)
 _STARTS: Final = {"maximum": "0xFF800000", "minimum": "0x7F800000", "add": "0.0", "multiply": "1.0"}
-"""What a reduction starts from, by its body."""
+"""What a reduction starts from, by its body: the identity, or sometimes `_OTHER_START`."""
+_OTHER_START: Final = "0.5"
 
 
 def draw_form(seed: int) -> Form:
@@ -144,7 +145,8 @@ def _reduce_window(random: np.random.Generator) -> Form:
         "base_dilations": base,
         "window_dilations": spread,
     }
-    start = f"%s = stablehlo.constant dense<{_STARTS[by]}> : {scalar}\n"
+    starts_from = _STARTS[by] if random.random() < 0.8 else _OTHER_START
+    start = f"%s = stablehlo.constant dense<{starts_from}> : {scalar}\n"
     values = ", ".join([f"%{name}" for name in names] + ["%s"] * len(kinds))
     result = ", ".join([tensor(count, "f32")] * len(kinds))
     sign = f"({', '.join([*(tensor(*kind) for kind in kinds), *[scalar] * len(kinds)])}) -> ({result})"

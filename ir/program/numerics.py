@@ -8,9 +8,10 @@ where a partial sum may flow on unreduced. Both follow from the op's definition 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from rhino.ir.mlir.bindings import ir
+from rhino.ir.mlir.reader import end_of, maker_of
 from rhino.ir.program.identity import identity_of, is_constant
 
 Linear = tuple[frozenset[int], ...]
@@ -64,13 +65,17 @@ def reduction_of(op: ir.Operation) -> str | None:
     return None
 
 
-def joined_by(op: ir.Operation) -> str | None:
-    """Returns the op by which windows are joined that start from its identity; None for other ops."""
-    if op.name != "stablehlo.reduce_window" or len(op.results) != 1:
-        return None
-    by, start = _body_op(op), op.operands[1]
-    identity = identity_of(by, ir.RankedTensorType(start.type).element_type) if by is not None else None
-    return by if identity is not None and is_constant(start, identity) else None
+def joined_by(op: ir.Operation) -> tuple[str, ...]:
+    """Returns the ops by which windows are joined, for each result one, where all start from their identities.
+
+    Empty for other ops, and where that is not known: then what lies outside of a dim may count, or may not.
+    """
+    if op.name != "stablehlo.reduce_window":
+        return ()
+    count = len(op.results)
+    found = [_body_op(op, number) for number in range(count)]
+    starts = [_starts_at_identity(start, by) for start, by in zip(op.operands[count:], found, strict=True)]
+    return tuple(by for by in found if by is not None) if all(starts) else ()
 
 
 def needless_start(op: ir.Operation) -> tuple[str, float] | None:
@@ -83,8 +88,18 @@ def needless_start(op: ir.Operation) -> tuple[str, float] | None:
 def _other_start(op: ir.Operation, by: str | None) -> tuple[str, float] | None:
     """Returns what `needless_start` does of a reduction by an op."""
     start = op.operands[1]
-    identity = identity_of(by, ir.RankedTensorType(start.type).element_type) if by is not None else None
+    identity = _identity_at(start, by)
     return None if by is None or identity is None or is_constant(start, identity) else (by, identity)
+
+
+def _identity_at(start: ir.Value[Any], by: str | None) -> float | None:
+    """Returns the identity of the op called `by` on elements like `start`, or None."""
+    return None if by is None else identity_of(by, ir.RankedTensorType(start.type).element_type)
+
+
+def _starts_at_identity(start: ir.Value[Any], by: str | None) -> bool:
+    identity = _identity_at(start, by)
+    return identity is not None and is_constant(start, identity)
 
 
 def linear_in(op: ir.Operation) -> Linear:
@@ -167,11 +182,9 @@ def _body_monoid(op: ir.Operation, by: str | None) -> str | None:
     return _BOOLEAN_MONOIDS.get(by) if isinstance(element, ir.IntegerType) and element.width == 1 else None
 
 
-def _body_op(op: ir.Operation) -> str | None:
-    """Returns the one op by which the region of `op` joins its two arguments."""
+def _body_op(op: ir.Operation, number: int = 0) -> str | None:
+    """Returns the one op by which the region of `op` joins its two arguments for result `number`."""
     block = op.regions[0].blocks[0]
-    body = [inner.operation for inner in block.operations]
-    if len(body) != 2:
-        return None
-    joins_both = set(body[0].operands) == set(block.arguments) and list(body[1].operands) == list(body[0].results)
-    return body[0].name if joins_both else None
+    own = {block.arguments[number], block.arguments[len(block.arguments) // 2 + number]}
+    made = maker_of(end_of(block).operands[number])
+    return made.name if made is not None and set(made.operands) == own else None

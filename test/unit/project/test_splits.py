@@ -45,3 +45,10 @@ def test_every_split_of_a_drawn_window_gives_the_answer_of_one_device(seed):
     mesh = MESHES[seed // len(KINDS) % len(MESHES)]
     passes, line = try_form(draw_form(seed), seed, mesh)
     assert passes, line
+
+
+def test_windows_that_count_what_they_start_from_as_nothing_outside_give_the_answer_of_one_device():
+    form = draw_form(22)
+    assert "dense<0.5>" in form.text
+    passes, line = try_form(form, 22, MESHES[0])
+    assert passes, line
