@@ -43,11 +43,12 @@ _MULTIPLYING: Final = frozenset(f"stablehlo.{name}" for name in ("dot", "dot_gen
 class Verdict:
     """What comparing two ways op by op says.
 
-    `is_rounding`: the results differ by what rounding has grown to, and no op is at fault.
+    `is_rounding`: the results differ by what rounding has grown to, and no op is at fault. Else `fix` says what to do.
     """
 
     note: str
     is_rounding: bool = False
+    fix: str = "report it with the program: this is a fault of Rhino or of XLA, and the results are not to be trusted"
 
 
 def check_verified(found: Sequence[Difference], judge: Callable[[], Verdict]) -> str:
@@ -61,10 +62,7 @@ def check_verified(found: Sequence[Difference], judge: Callable[[], Verdict]) ->
     except RhinoError as error:
         verdict = judge()
         if not verdict.is_rounding:
-            fix = (
-                "report it with the program: this is a fault of Rhino or of XLA, and the results are not to be trusted"
-            )
-            raise replace(error, notes=(*error.notes, verdict.note), fix=fix) from None
+            raise replace(error, notes=(*error.notes, verdict.note), fix=verdict.fix) from None
         return verdict.note
     return ""
 

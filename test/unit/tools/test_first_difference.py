@@ -9,6 +9,7 @@ import pytest
 from jax import lax
 
 import rhino
+from rhino import verified
 from rhino.ir.mlir.bindings import make_context
 from rhino.ir.mlir.reader import read_module
 from rhino.passes.sharding import indexed_ops
@@ -38,6 +39,21 @@ def test_the_first_op_that_differs_is_named(faulty):
         step(*operands())
     assert caught.value.id == "RHI-RUN-003"
     assert "the first op that differs is 'stablehlo.scatter' in 'jit(write)" in caught.value.notes[-1]
+
+
+def test_of_stages_the_error_says_that_rounding_may_have_grown(monkeypatch):
+    def step(w, x):
+        return jax.tree.map(
+            lambda one, by: one - by, w, jax.grad(lambda w: jnp.tanh(jnp.tanh(x @ w[0]) @ w[1]).sum())(w)
+        )
+
+    monkeypatch.setattr(verified, "coarsest_tolerance", lambda module: -1.0)
+    weights = [np.full((16, 16), 0.1, np.float32)] * 2
+    with pytest.raises(rhino.RhinoError) as caught:
+        rhino.parallelize(step, cluster="cpu8", stages=2, micro_batches=2, verify=True)(weights, operands()[0])
+    assert caught.value.id == "RHI-RUN-003"
+    assert caught.value.notes[-1].endswith("rounding may have grown to this")
+    assert caught.value.fix.startswith("verify the step without stages")
 
 
 def test_without_verify_nobody_notices(faulty):

@@ -347,3 +347,12 @@ def test_a_saved_plan_is_of_the_step_in_bf16(tmp_path):
 def test_other_types_are_refused(amp, words):
     with pytest.raises(RhinoError, match=f"RHI-AMP-001.*{words}"):
         rhino.parallelize(perceptron_step(narrow=False), cluster="cpu4", amp=amp)
+
+
+def test_complex_constants_stay_as_they_are():
+    def step(w, x):
+        return w * 0.5, jnp.fft.ifft((x @ w) * (1 + 2j)).real
+
+    module, _ = passed(text_of(step, jnp.ones((WIDTH, WIDTH)), jnp.ones((BATCH, WIDTH))), AMP)
+    assert "dense<(1.000000e+00,2.000000e+00)> : tensor<complex<f32>>" in str(module)
+    assert "bf16" in str(module)
