@@ -7,7 +7,7 @@
 A tool is a console script of the environment that serves. What only that needs is imported there.
 """
 
-# ruff: noqa: PLC0415
+# ruff: noqa: PLC0415, SIM115
 
 import os
 import signal
@@ -84,6 +84,8 @@ def _be(tool, words):
     import traceback
 
     sys.argv = words
+    sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)  # not those of what served
+    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)
     try:
         ended = tool.load()()
     except SystemExit as error:
