@@ -267,17 +267,23 @@ def outcomes(rows: Sequence[Row]) -> Iterator[Outcome]:
         own = [row for row in rows if row.case == case and row.compiled_s is not None]
         experts_ = [row for row in own if row.plan != SEARCHED and row.fits]
         first = [row for row in own if row.form == LOCALIZED]
-        steps = [(row.predicted_s, row.compiled_s) for row in first]
-        rank = float(spearmanr(*zip(*steps, strict=True)).statistic) if len(steps) >= _FEWEST else None
         yield Outcome(
             case,
             len(own),
             next((row for row in own if row.is_chosen), None),
             min(experts_, key=lambda row: row.compiled_s or 0.0, default=None),
             next((row for row in own if row.plan == SEARCHED), None),
-            None if rank is None or isnan(rank) else rank,  # it is where all steps are equal
+            rank_correlation([(row.predicted_s, row.compiled_s) for row in first]),
             tuple(row.peak_ratio for row in first if row.peak_ratio is not None),
         )
+
+
+def rank_correlation(pairs: Sequence[tuple[float | None, float | None]]) -> float | None:
+    """Returns Spearman's correlation of pairs; None of fewer than three, or where one side is equal throughout."""
+    if len(pairs) < _FEWEST:
+        return None
+    found = float(spearmanr(*zip(*pairs, strict=True)).statistic)
+    return None if isnan(found) else found
 
 
 def faults(rows: Sequence[Row]) -> Iterator[str]:

@@ -17,12 +17,11 @@ from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
-from aot import Asked
+from aot import Asked, rank_correlation
 from jax import export
 from jaxlib.mlir.dialects import stablehlo as hlo
 from models import step_text
 from report import Options, Question, key, markdown, option, run, say
-from scipy.stats import spearmanr
 
 from rhino.ir.cluster.cluster import load_cluster
 from rhino.ir.cluster.mesh import parse_mesh
@@ -56,9 +55,6 @@ _ABOUT_READ: Final = """Steps and memory of programs of one device: compiled wit
 The lines at the end, by model: rank correlations with the measured seconds, how many times the fastest step the plan
 takes that compiled is the fastest (lost), and the ratio: least, median and most.
 """
-
-_FEWEST: Final = 3
-"""Plans without which there is no rank correlation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,9 +268,8 @@ def summary(found: Sequence[Row]) -> str:
         if not own:
             continue
         ranked = {
-            name: float(spearmanr([getattr(one, name) for one in own], [one.measured_s for one in own]).statistic)
-            for name in ("predicted_s", "compiled_s")
-            if len(own) >= _FEWEST
+            "predicted": rank_correlation([(one.predicted_s, one.measured_s) for one in own]),
+            "compiled": rank_correlation([(one.compiled_s, one.measured_s) for one in own]),
         }
         ranks.append(ranked)
         best = min(own, key=lambda one: one.compiled_s)
@@ -284,7 +279,7 @@ def summary(found: Sequence[Row]) -> str:
             [
                 model,
                 str(len(own)),
-                *(f"{ranked[name]:.2f}" if name in ranked else "" for name in ("predicted_s", "compiled_s")),
+                *("" if rank is None else f"{rank:.2f}" for rank in ranked.values()),
                 f"{lost:.3f}",
                 f"{min(ratios):.2f} {median(ratios):.2f} {max(ratios):.2f}",
             ]
@@ -299,7 +294,7 @@ def summary(found: Sequence[Row]) -> str:
         if own
     ]
     for name in ("predicted", "compiled"):
-        if known := [one[f"{name}_s"] for one in ranks if one]:
+        if known := [rank for one in ranks if (rank := one[name]) is not None]:
             ends.append(f"rank correlation of {name} and measured step: mean {mean(known):.2f}, least {min(known):.2f}")
     return "\n".join([*table, "", *ends])
 
