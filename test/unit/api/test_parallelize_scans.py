@@ -35,10 +35,10 @@ def check_same(got, want) -> None:
     ("name", "options"),
     [
         ("plain", {"stages": 4}),
-        ("clipped", {"stages": 2, "schedule": "zero-bubble"}),
+        pytest.param("clipped", {"stages": 2, "schedule": "zero-bubble"}, marks=pytest.mark.long),
         ("dropped", {"stages": 3, "mesh": "2"}),
         ("checkpointed", {"stages": 4, "schedule": "interleaved", "mesh": "2"}),
-        ("twice", {"stages": 2}),
+        pytest.param("twice", {"stages": 2}, marks=pytest.mark.long),
         ("apart", {"stages": 3, "mesh": "1"}),
     ],
 )

@@ -99,7 +99,7 @@ def without_layer(name):
     return re.sub(r"(layers)(\.\d+)?\.", r"\1.", dotted(name))
 
 
-@pytest.mark.parametrize("mesh", ["8", "2x4"])
+@pytest.mark.parametrize("mesh", ["8", pytest.param("2x4", marks=pytest.mark.long)])
 def test_a_loop_over_layers_gets_the_plan_of_the_layers(mesh):
     """The plan of a GPT with its layers in a loop, given to the layers one by one, is as good as theirs.
 
