@@ -14,9 +14,8 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from rhino.ir.graph.graph import COPIED_UPDATE, MOVES, Graph
-from rhino.strategies.memory.tiles import Tile, compact_bytes, row_bytes
+from rhino.strategies.memory.tiles import CONVOLUTION, Tile, compact_bytes, row_bytes
 
-_CONVOLUTION: Final = "stablehlo.convolution"
 _TRANSPOSE: Final = "stablehlo.transpose"
 _SENT: Final = frozenset({"all_gather", "all_reduce", "all_to_all", "reduce_scatter"})
 
@@ -50,7 +49,7 @@ def _layout_of(graph: Graph, value: int) -> str:
         seen.add(op)
         cls = graph.cls(op)
         is_written = cls.rule is not None  # by the user, and not for a collective
-        if (cls.name == _TRANSPOSE and is_written) or cls.name == _CONVOLUTION:
+        if (cls.name == _TRANSPOSE and is_written) or cls.name == CONVOLUTION:
             return "transposed"
         if cls.name == COPIED_UPDATE:
             found = "rows"

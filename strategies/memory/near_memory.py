@@ -20,7 +20,11 @@ from rhino.strategies.cost.cost_model import PRODUCTS, CostModel
 from rhino.strategies.memory.op_order import OpOrder
 
 _MOST_FILLS: Final = 8
-"""How many times the near memory is filled meanwhile, at most: 8 for TPUs, in libtpu (`max_overlap_to_mem_size`)."""
+"""How many times the near memory is filled meanwhile, at most (`max_overlap_to_mem_size_async_copy_ratio`).
+
+8 is what a public list of libtpu's defaults gives for all chips but the oldest; with 4 and 16 the median of predicted /
+compiled peaks is 0.01 more and 0.03 less (63 plans for v5e, 2026-11-26).
+"""
 
 _MOST_TRIPS: Final = 5
 """XLA takes all loops to go round so often there (`while_execution_count`)."""

@@ -23,8 +23,9 @@ Tile = tuple[int, int]
 """Rows and columns."""
 
 CONVOLUTION: Final = "stablehlo.convolution"
-GATHER: Final = "stablehlo.gather"
-_BATCH_AND_FEATURE: Final = ("batch", "feature")
+_GATHER: Final = "stablehlo.gather"
+_NUM_ENDS: Final = 2
+"""A convolution's tensors end with batch and feature, its kernel with two features."""
 
 
 def compact_bytes(kind: TensorType, tile: Tile, dims: Sequence[int] | None = None) -> int:
@@ -43,7 +44,7 @@ def compact_bytes(kind: TensorType, tile: Tile, dims: Sequence[int] | None = Non
 
 
 def ends_for_convolutions(graph: Graph) -> dict[int, tuple[int, ...]]:
-    """Returns the dims in which values end that a convolution reads or gives, by value: batch and feature."""
+    """Returns the dims in which values end that a convolution reads or gives, by value: all but those of space."""
     found: dict[int, tuple[int, ...]] = {}
     for op in range(graph.num_ops):
         cls = graph.cls(op)
@@ -52,7 +53,7 @@ def ends_for_convolutions(graph: Graph) -> dict[int, tuple[int, ...]]:
         values = [*graph.operands(op).tolist(), *graph.results(op)]
         for value, mapping in zip(values, (*cls.rule.operands, *cls.rule.results), strict=True):
             dims = tuple([dim for dim, factors in enumerate(mapping) if not cls.rule.fixed.intersection(factors)])
-            if len(dims) == len(_BATCH_AND_FEATURE):
+            if len(dims) == _NUM_ENDS:
                 found[value] = dims
     return found
 
@@ -72,6 +73,6 @@ def copied_to_rows(graph: Graph, op: int) -> list[int]:
     if name == COPIED_UPDATE:
         added: list[int] = operands[len(operands) // 2 + 1 :]  # behind as many tables, and the indices
         return added
-    if name == GATHER:
+    if name == _GATHER:
         return [*graph.results(op), *(table for table in operands[:1] if graph.value_op[table] < 0)]
     return []
