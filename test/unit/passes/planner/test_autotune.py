@@ -350,7 +350,7 @@ def test_a_link_carries_one_micro_batch_after_the_other(name: str):
 def step(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small training step in a folder of its own."""
     path: Path = tmp_path_factory.mktemp("step") / "mlp.mlir"
-    path.write_text(export_step(mlp.model(replace(MLP, batch=8))), encoding="utf-8")
+    path.write_text(export_step(mlp.model(replace(MLP, batch=4))), encoding="utf-8")
     return path
 
 
@@ -368,7 +368,7 @@ def test_no_shape_of_a_real_step_is_better_than_the_one_found(step: Path):
         Normalize().run(module.operation, Remarks())
     evaluator = Evaluator(Setup(bytecode(module), step.name, "cpu4", 2.0**31, {}))
     space = make_space(evaluator.setup)
-    assert space.micro_batches == (1, 2, 4, 8)
+    assert space.micro_batches == (1, 2, 4)
     assert space.meshes == {1: ((2, 2),), 2: ((2,),), 4: ((1,),)}
     every = [evaluator.outcome(config) for config in every_config(space)]
     explored = explore(space, lambda configs, cutoff_s: [evaluator.outcome(config, cutoff_s) for config in configs])

@@ -9,14 +9,14 @@ from dataclasses import replace
 from math import inf
 from pathlib import Path
 
-import gpt
 import made_up_plans
+import mlp
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_up_plans import MESHES, NUMBERS, MadeUp
 from training import export_step
-from zoo import GPT
+from zoo import MLP
 
 from rhino.strategies.autotune import DEFAULT, STRATEGIES, explore
 from rhino.strategies.autotune.aceso import alleviate, rank_of
@@ -95,7 +95,7 @@ def test_best_is_never_worse_than_any_other(model: MadeUp, devices: int, most: i
 def test_best_is_never_worse_than_any_other_where_what_may_be_looked_at_is_less_than_there_is():
     """On 24 devices with what a strategy may look at by default, which some spend."""
     spent = 0
-    for model in made_up_plans.drawn(150):
+    for model in made_up_plans.drawn(60):
         check_best(model, space_of(24, MOST))
         spent += not explore(space_of(24, MOST), model.evaluate, strategy="rhino").is_complete
     assert spent > 0
@@ -305,8 +305,8 @@ def test_what_may_be_evaluated_is_a_limit_for_all():
 @pytest.fixture(scope="module")
 def step(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small training step in a folder of its own."""
-    path: Path = tmp_path_factory.mktemp("step") / "gpt.mlir"
-    path.write_text(export_step(gpt.model(replace(GPT, layers=1))), encoding="utf-8")
+    path: Path = tmp_path_factory.mktemp("step") / "mlp.mlir"
+    path.write_text(export_step(mlp.model(replace(MLP, batch=8))), encoding="utf-8")
     return path
 
 

@@ -23,6 +23,8 @@ from rhino.strategies.solver.solver import Solver
 
 NUM_PROBLEMS, NUM_BATCHES = 240, 4
 BATCHES = [range(first, NUM_PROBLEMS, NUM_BATCHES) for first in range(NUM_BATCHES)]
+SOME = BATCHES[:2]
+CASES = [*SOME, *(pytest.param(batch, marks=pytest.mark.long) for batch in BATCHES[2:])]
 ROUNDING = 1e-7
 HAIR = 1e-8
 """Relative: budgets nearer to each other than this are the same to a solver of rows."""
@@ -58,7 +60,7 @@ def restricted(problem, masks):
 # Sweeps
 
 
-@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("batch", CASES)
 def test_a_sweep_is_never_below_the_optimum_and_stops_where_no_axis_helps(batch):
     at_best = legal = 0
     for seed in batch:
@@ -128,7 +130,7 @@ def limits(entries, **other):
 
 
 @pytest.mark.parametrize("entries", [8, 60])
-@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("batch", CASES)
 def test_without_a_budget_its_gap_is_true(batch, entries):
     for seed in batch:
         problem, _, least, *_ = case(seed)
@@ -143,7 +145,7 @@ def test_without_a_budget_its_gap_is_true(batch, entries):
 
 @pytest.mark.parametrize("exact", [0, 400])
 @pytest.mark.parametrize("entries", [8, 60])
-@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("batch", CASES)
 def test_within_a_budget_it_claims_nothing_that_is_not_so(batch, entries, exact):
     """With MILP to finish and without."""
     for seed in batch:
@@ -169,7 +171,7 @@ def check_answer(problem, outcome, budget, least, least_under_a_hair):
 @pytest.mark.parametrize("with_budget", [False, True])
 def test_most_answers_are_the_optimum(with_budget):
     """Problems of this size without structure are the hardest; real ones have more."""
-    cases = [case(seed) for batch in BATCHES for seed in batch]
+    cases = [case(seed) for batch in SOME for seed in batch]
     count = wide = answered = best = proven = 0
     for problem, budget, free, least, _ in cases:
         truth = least if with_budget else free
@@ -183,15 +185,15 @@ def test_most_answers_are_the_optimum(with_budget):
             best += outcome.cost <= truth * 1.001
             proven += outcome.gap <= 0.001
         wide += search.solver.is_wide
-    assert count > 120
-    assert wide > 30
+    assert count > 60
+    assert wide > 15
     assert answered > 0.95 * count, (answered, count)
     assert best > 0.75 * answered, (best, answered)
     assert proven > (0.25 if with_budget else 0.8) * answered, (proven, answered)
 
 
 def test_the_same_problem_gives_the_same_answer():
-    for seed in BATCHES[2]:
+    for seed in BATCHES[0][::2]:
         problem, budget, *_ = case(seed)
         first, second = (Search(problem, limits(8)).run(budget) for _ in range(2))
         assert type(first) is type(second)

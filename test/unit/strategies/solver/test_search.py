@@ -20,6 +20,8 @@ from rhino.strategies.solver.solver import Solver
 
 NUM_PROBLEMS, NUM_BATCHES = 320, 8
 BATCHES = [range(2000 + first, 2000 + NUM_PROBLEMS, NUM_BATCHES) for first in range(NUM_BATCHES)]
+SOME = BATCHES[:4]
+CASES = [*SOME, *(pytest.param(batch, marks=pytest.mark.long) for batch in BATCHES[4:])]
 PRICES_ALONE = Limits(exact_below_states=0)
 ROUNDING = 1e-7
 """Relative: what a bound may exceed the truth by, and a cost too; solvers sum in another order."""
@@ -60,12 +62,12 @@ def check_answer(case, outcome):
 
 def test_hairs_decide_few_cases():
     """Else the comparisons below would say little."""
-    cases = [case(seed) for batch in BATCHES for seed in batch]
+    cases = [case(seed) for batch in SOME for seed in batch]
     assert sum(c.least != c.least_under_a_hair and c.budget > 1000 for c in cases) < NUM_PROBLEMS / 4
     assert 20 < sum(c.least == np.inf for c in cases) < NUM_PROBLEMS / 2
 
 
-@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("batch", CASES)
 def test_without_a_budget_it_is_the_optimum(batch):
     for seed in batch:
         problem, best = random_problem(seed), brute_force(random_problem(seed))
@@ -79,7 +81,7 @@ def test_without_a_budget_it_is_the_optimum(batch):
 
 
 @pytest.mark.parametrize("gap", [0.0, Limits().gap])
-@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("batch", CASES)
 def test_under_a_budget_it_is_the_optimum_where_milp_may_finish(batch, gap):
     for seed in batch:
         this = case(seed)
@@ -92,7 +94,7 @@ def test_under_a_budget_it_is_the_optimum_where_milp_may_finish(batch, gap):
             assert this.least_under_a_hair == np.inf, seed
 
 
-@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("batch", CASES)
 def test_prices_alone_never_claim_what_is_not_so(batch):
     for seed in batch:
         this = case(seed)
@@ -110,7 +112,7 @@ def test_prices_alone_never_claim_what_is_not_so(batch):
 
 def test_prices_alone_leave_few_gaps():
     """What they cannot do is reported, and rare even on problems as hostile as these."""
-    cases = [case(seed) for batch in BATCHES for seed in batch]
+    cases = [case(seed) for batch in SOME for seed in batch]
     solvable = [this for this in cases if this.least < np.inf]
     outcomes = [Search(this.problem, PRICES_ALONE).run(this.budget) for this in solvable]
     answers = [(this, outcome) for this, outcome in zip(solvable, outcomes, strict=True) if isinstance(outcome, Answer)]
@@ -119,7 +121,7 @@ def test_prices_alone_leave_few_gaps():
     assert good > 0.7 * len(answers)
 
 
-@pytest.mark.parametrize("batch", BATCHES[:4])
+@pytest.mark.parametrize("batch", SOME)
 def test_where_tables_grow_too_wide_milp_takes_over(batch):
     for seed in batch:
         this = case(seed)
@@ -261,7 +263,7 @@ def test_a_budget_that_the_optimum_meets_changes_nothing():
 # Mixing two choices
 
 
-@pytest.mark.parametrize("batch", BATCHES[:4])
+@pytest.mark.parametrize("batch", SOME)
 def test_the_best_mixture_is_found(batch):
     """Nodes that differ may follow either choice, if no edge joins two that follow different ones."""
     mixed = 0
@@ -276,7 +278,7 @@ def test_the_best_mixture_is_found(batch):
     assert mixed
 
 
-@pytest.mark.parametrize("batch", BATCHES[:4])
+@pytest.mark.parametrize("batch", SOME)
 def test_what_is_mixed_at_seams_fits_and_is_cheaper(batch):
     mixed = 0
     for _, problem, budget, free, start in bound_by_memory(batch):
