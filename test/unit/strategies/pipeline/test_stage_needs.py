@@ -86,7 +86,7 @@ def test_ranks_need_what_the_proof_of_their_programs_says():
     assert estimate.peak_bytes == pytest.approx([one.peak_bytes for one in proven], rel=OFF)
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("dropout", [0.1, pytest.param(0.0, marks=pytest.mark.long)])
 def test_a_stage_takes_what_its_programs_do(monkeypatch, dropout):
     """It takes what the backward pass makes again, and what is written to be stashed: nothing in the last stage."""
     text = gpt_step(layers=4, hidden=256, vocab=512, seq=256, batch=32, dropout=dropout)
