@@ -9,6 +9,7 @@ both are equal; above it a plan takes more than predicted.
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -75,9 +76,15 @@ def chart(records: Sequence[Record]) -> str:
     return svg(_TOP + _SIDE + 30, shapes)
 
 
-def main(files: Sequence[str]) -> None:
+def main(argv: Sequence[str]) -> None:
     """Writes the picture."""
-    records = [one for file in files for one in json.loads(Path(file).read_text(encoding="utf-8"))["records"]]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="+", metavar="FILE", help="what `bench/aot.py --json` has written")
+    records = [
+        one
+        for file in parser.parse_args(argv).files
+        for one in json.loads(Path(file).read_text(encoding="utf-8"))["records"]
+    ]
     (ROOT / "docs" / "aot.svg").write_text(chart(records), encoding="utf-8")
 
 

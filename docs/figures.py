@@ -16,6 +16,7 @@ stands in bench/README.md.
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import subprocess
@@ -69,9 +70,12 @@ def stale(page: Path, root: Path = ROOT) -> Iterator[str]:
 
 def main(argv: Sequence[str]) -> int:
     """Writes the figures, or checks them; returns 1 if some were found stale."""
-    names = [name for name in argv if name != "--check"]
-    asked = [Path(name).resolve() for name in names] or pages()
-    if "--check" not in argv:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="list the figures that are out of date")
+    parser.add_argument("pages", nargs="*", metavar="PAGE", help="of these pages; of all by default")
+    said = parser.parse_args(argv)
+    asked = [Path(name).resolve() for name in said.pages] or pages()
+    if not said.check:
         for page in asked:
             page.write_text(written(page.read_text(encoding="utf-8")), encoding="utf-8")
         return 0

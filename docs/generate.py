@@ -259,7 +259,9 @@ def stale() -> list[Path]:
 
 def main(argv: Sequence[str]) -> int:
     """Writes the pages, or checks them; returns 1 if one was found wrong."""
-    if argv == ["--check"]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a page is stale")
+    if parser.parse_args(argv).check:
         wrong = stale()
         for file in wrong:
             print(f"docs/reference/{file.name} is not what the code says; to fix: python docs/generate.py")

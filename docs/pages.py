@@ -8,6 +8,7 @@ are not. The reference pages have to be what the code says (`docs/generate.py`).
 
 from __future__ import annotations
 
+import argparse
 import html
 import os
 import re
@@ -144,8 +145,9 @@ def build(root: Path, folder: Path) -> list[str]:
 
 def main(argv: Sequence[str]) -> int:
     """Builds and checks; returns 1 if something is wrong."""
-    folder = Path(argv[0]) if argv else ROOT / "build" / "docs"
-    wrong = build(ROOT, folder)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "build" / "docs", help="where to write")
+    wrong = build(ROOT, parser.parse_args(argv).folder)
     print(*wrong, sep="\n", end="\n" if wrong else "")
     return int(bool(generate.main(["--check"]) or wrong))
 
