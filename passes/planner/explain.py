@@ -78,7 +78,7 @@ def answer_lines(plan: Plan) -> list[str]:
     """Returns a line for each thing that a plan was asked to compute in another way than the step is written."""
     texts = {
         "batch-statistics": "that of a step whose statistics are of each micro-batch",
-        "amp": "that of a step whose products and activations are in 16 bits, and its parameters and update in f32",
+        "amp": "that of a step whose f32 products and activations are in 16 bits, and its parameters and update in f32",
     }
     return [f"  answer {text} ({name}={plan.options[name]})" for name, text in texts.items() if plan.options.get(name)]
 
