@@ -25,6 +25,13 @@ def trained(name: str, steps: int = 3):
     return now, losses
 
 
+@functools.cache
+def in_two_stages():
+    """The step in two stages, and its plan."""
+    step = rhino.parallelize(STEPS["plain"], stages=2, **OPTIONS)
+    return step, step.plan(jax.eval_shape(state), jax.eval_shape(batch))
+
+
 def check_same(got, want) -> None:
     assert jax.tree.structure(got) == jax.tree.structure(want)
     for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
@@ -70,8 +77,7 @@ def test_a_state_goes_to_the_host_and_comes_back(tmp_path: Path):
 
 
 def test_a_plan_from_a_folder_runs_on_the_state_of_another(tmp_path: Path):
-    step = rhino.parallelize(STEPS["plain"], stages=2, **OPTIONS)
-    plan = step.plan(jax.eval_shape(state), jax.eval_shape(batch))
+    step, plan = in_two_stages()
     plan.save(tmp_path / "plan")
     again = rhino.parallelize(STEPS["plain"], plan=rhino.Plan.load(tmp_path / "plan"), donate_argnums=0)
     other = rhino.parallelize(STEPS["plain"], stages=3, **OPTIONS)
@@ -83,8 +89,7 @@ def test_a_plan_from_a_folder_runs_on_the_state_of_another(tmp_path: Path):
 
 
 def test_a_plan_says_which_rows_are_where():
-    step = rhino.parallelize(STEPS["plain"], stages=2, **OPTIONS)
-    plan = step.plan(jax.eval_shape(state), jax.eval_shape(batch))
+    _, plan = in_two_stages()
     ranks = {path: rank for path, rank in plan.rank_of().items() if "['up']" in path and "state[0]" in path}
     assert [path.rpartition("[")[2] for path in ranks] == ["0:3]", "3:6]"] or len(ranks) > 2
     assert set(ranks.values()) == {0, 1}
@@ -95,8 +100,7 @@ def test_a_plan_says_which_rows_are_where():
 
 
 def test_pieces_are_found_by_the_name_of_their_leaf():
-    step = rhino.parallelize(STEPS["plain"], stages=2, **OPTIONS)
-    plan = step.plan(jax.eval_shape(state), jax.eval_shape(batch))
+    _, plan = in_two_stages()
     of_leaf = {path: rank for path, rank in plan.rank_of().items() if path.startswith("state[0]['layers']['up'][")}
     assert len(of_leaf) > 2
     for name in ("state[0]['layers']['up']", "state.0.layers.up"):

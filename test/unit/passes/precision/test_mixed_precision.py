@@ -261,7 +261,7 @@ def test_dropout_masks_are_those_of_f32():
 
 
 DRAWN = ("gpt-dropout", "gpt-scan", "resnet", "llama-scan-fused", "moe")
-MESHES = ("8", "4", "3", "2", "2x4")
+MESHES = ("8", "4", "3", "2x4", "2")
 
 
 @pytest.mark.parametrize(
