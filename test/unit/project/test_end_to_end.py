@@ -30,7 +30,7 @@ from rhino.runtime.executor.signature import read_signature
 
 FORMS = ("annotated", "localized")
 NUM_STEPS = 3
-ANNOTATED_BY_DEFAULT = ("gpt", "llama-scan-fused", "moe", "resnet", "unet")
+ANNOTATED_BY_DEFAULT = ("gpt", "llama-scan-fused", "moe", "resnet")
 """Models whose annotated form, which XLA's partitioner takes apart, is not a long case: one of each kind of layer."""
 
 SMALL = {
