@@ -17,6 +17,7 @@ from rhino.passes.analysis.critical_path import AnnotateCriticalPath
 from rhino.passes.analysis.segments import AnnotateSegments
 from rhino.passes.base import Item, Pass, make_pass, make_passes, option_names, option_texts
 from rhino.passes.frontend.normalize import Normalize
+from rhino.passes.layout.choose_layouts import ChooseLayouts
 from rhino.passes.layout.materialize_strides import MaterializeStrides
 from rhino.passes.layout.pad import PadDims, refuse_pads
 from rhino.passes.pipeline.fold_layers import FoldLayers
@@ -36,6 +37,7 @@ PASSES: Final[tuple[type[Pass], ...]] = (
     MixedPrecision,
     AnnotateCandidates,
     AnnotateWork,
+    ChooseLayouts,
     ChooseShardings,
     AnnotateCones,
     AnnotateCriticalPath,
@@ -83,7 +85,7 @@ class NamedPipeline:
 PARALLEL: Final = "auto-parallel"
 """The pipeline that ends in a step in stages."""
 
-_CHOICE: Final = (ChooseShardings, PinShardings, PadDims, OpRules, Rematerialize, MixedPrecision)
+_CHOICE: Final = (ChooseLayouts, PinShardings, PadDims, OpRules, Rematerialize, MixedPrecision)
 
 
 def _auto_shard(options: Mapping[str, str]) -> tuple[Item, ...]:
@@ -96,7 +98,7 @@ def _auto_shard(options: Mapping[str, str]) -> tuple[Item, ...]:
         *((again,) if "remat" in options else ()),  # Before the search, which sees how long values live.
         "func.func(sdy-populate-op-sharding-rules)",  # Before the search, which reads in them what ops can split.
         pin,  # After the calls are inlined, so that every op has its own place to be spoken of.
-        choose,  # From here on attributes alone change.
+        choose,  # Stores dims as blocks where that is faster; from then on attributes alone change.
         "func.func(sdy-drop-sharding-rules)",  # Last: rules follow from ops, and are longer than they; users' own stay.
     )
 
@@ -129,10 +131,10 @@ def shard_in_parts(options: Mapping[str, str]) -> tuple[tuple[Item, ...], tuple[
     It is taken in micro-batches if `options` has their number. The passes before the first rule are the first part:
     what they leave is the program for which shardings are chosen.
     """
-    own = option_names(ChooseShardings)
+    own = option_names(ChooseLayouts)
     early = {name: text for name, text in options.items() if any(name in option_names(cls) for cls in BEFORE_CHOICE)}
     choose = make_pass(
-        ChooseShardings, {name: text for name, text in options.items() if name in own or name not in early}, PARALLEL
+        ChooseLayouts, {name: text for name, text in options.items() if name in own or name not in early}, PARALLEL
     )
     *rewriting, populate, pin = before_choice(early)
     return tuple(rewriting), (populate, pin, choose, "func.func(sdy-drop-sharding-rules)")
@@ -140,7 +142,7 @@ def shard_in_parts(options: Mapping[str, str]) -> tuple[tuple[Item, ...], tuple[
 
 _STAGED: Final = (
     MicroBatch,
-    ChooseShardings,
+    ChooseLayouts,
     PinShardings,
     OpRules,
     PipelineStages,

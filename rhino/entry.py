@@ -117,7 +117,10 @@ def _staying(traced: Traced, request: PlanOptions, before: Entry, pieces: Pieces
     pins = tuple(
         f"{one.path}={dims_text(one.dims)}"
         for leaf, sharding, one, is_there in zip(leaves, planned, facts.arguments, there, strict=True)
-        if is_there and one.dims and not one.padded and leaf.sharding.is_equivalent_to(sharding, leaf.ndim)
+        if is_there
+        and one.dims
+        and not (one.padded or one.viewed)
+        and leaf.sharding.is_equivalent_to(sharding, leaf.ndim)
     )
     return replace(request, mesh=facts.mesh, searches_mesh=False).with_pins(pins) if pins else None
 

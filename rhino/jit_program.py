@@ -17,6 +17,7 @@ from rhino.call import Key, leaf_kind
 from rhino.embed import Embedded
 from rhino.ir.mlir.bindings import ir, make_context
 from rhino.ir.mlir.manual import bytecode
+from rhino.ir.plan.plan import Tensor
 from rhino.plan import Plan
 from rhino.runtime.executor.host_form import host_form
 from rhino.traced import Traced
@@ -86,7 +87,7 @@ def make_program(traced: Traced, plan: Plan, code: bytes, donated: tuple[int, ..
     on_host = plan.mesh.devices.flat[0].platform == "cpu"
     arguments, results = plan.facts.arguments, plan.facts.results
     stored = tuple(
-        aval.update(shape=one.padded) if one.padded else aval
+        aval.update(shape=one.viewed or one.padded) if one.viewed or one.padded else aval
         for aval, one in zip(traced.out_avals, results, strict=True)
     )
     embedded = Embedded(traced.name, in_host_form(code, plan.mesh.size) if on_host else code, stored)
@@ -96,9 +97,9 @@ def make_program(traced: Traced, plan: Plan, code: bytes, donated: tuple[int, ..
         leaves, tree = jax.tree.flatten(values)
         if tree != key.tree or tuple((one.shape, one.dtype) for one in leaves) != key.leaves:
             raise NewShapesError
-        made = embedded(*(_padded(leaf, one.padded) for leaf, one in zip(leaves, arguments, strict=True)))
+        made = embedded(*(as_stored(leaf, one) for leaf, one in zip(leaves, arguments, strict=True)))
         return jax.tree.unflatten(
-            traced.out_tree, [_cut(leaf, aval.shape) for leaf, aval in zip(made, traced.out_avals, strict=True)]
+            traced.out_tree, [as_known(leaf, one) for leaf, one in zip(made, results, strict=True)]
         )
 
     run.__name__ = run.__qualname__ = traced.name
@@ -107,16 +108,19 @@ def make_program(traced: Traced, plan: Plan, code: bytes, donated: tuple[int, ..
     return JitProgram(key, plan, jitted, shardings, tuple(_watched(traced, donated)) if on_host else ())
 
 
-def _padded(leaf: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Returns an array with zeros behind it, up to a shape; itself where that is empty."""
-    return (
-        jnp.pad(leaf, [(0, larger - size) for size, larger in zip(leaf.shape, shape, strict=True)]) if shape else leaf
-    )
+def as_stored(leaf: jax.Array, tensor: Tensor) -> jax.Array:
+    """Returns an array as a program stores it: with zeros behind it, and then seen as blocks, as far as it is."""
+    if tensor.padded:
+        sizes = zip(tensor.shape, tensor.padded, strict=True)
+        leaf = jnp.pad(leaf, [(0, larger - size) for size, larger in sizes])
+    return leaf.reshape(tensor.viewed) if tensor.viewed else leaf
 
 
-def _cut(leaf: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Returns the first elements of an array, along each dim as many as a shape says; itself where these are all."""
-    return leaf if leaf.shape == shape else leaf[tuple(map(slice, shape))]
+def as_known(leaf: jax.Array, tensor: Tensor) -> jax.Array:
+    """Returns an array that a program stores as callers know it: in its own shape, and without padding."""
+    if tensor.viewed:
+        leaf = leaf.reshape(tensor.padded or tensor.shape)
+    return leaf[tuple(map(slice, tensor.shape))] if tensor.padded else leaf
 
 
 def in_host_form(code: bytes, num_devices: int) -> bytes:

@@ -94,6 +94,7 @@ class PlanOptions:
             "batch": self.batch,
             "batch-statistics": self.batch_statistics,
             "amp": self.amp,
+            "own-shapes": "true",  # of JAX's arrays
         }
         return PlanRequest(
             cluster=self.cluster,

@@ -318,7 +318,7 @@ def _autotuned(traced: Traced, request: PlanRequest, module: ir.Module, own: Pla
 def _kept_bytes(traced: Traced, plan: Plan) -> tuple[int, ...]:
     """Returns the bytes, per device of each rank, that the caller keeps beside what the programs take and give.
 
-    These are arguments that are kept, and the unpadded form of padded ones.
+    These are arguments that are kept, and the callers' form of what is stored padded or as blocks.
     """
     mesh, kept = dict(plan.mesh.axes), [0] * plan.num_ranks
     read = plan.read_arguments()
@@ -326,7 +326,7 @@ def _kept_bytes(traced: Traced, plan: Plan) -> tuple[int, ...]:
     for number, one in enumerate(plan.arguments):
         if leaf_of[number] in traced.kept and number in read:
             kept[one.rank] += device_bytes(one, mesh)
-        if one.padded:
+        if one.padded or one.viewed:
             kept[one.rank] += device_bytes(replace(one, dims=dims_between_calls(one, mesh)), mesh)
     return tuple(kept)
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Final
 
@@ -40,9 +40,10 @@ class Tensor:
     `kind` is dtype and global shape, as `float32[8,16]`. `dims` is of the tensor as it is stored, which for a typed key
     has dims behind the key's own. `alias` is the result that is placed as an argument is, and is that argument in the
     next step; None on a result. `is_kept` says that such an argument is not donated, so the caller keeps it. `padded`
-    is the shape in which it is stored, with zeros behind its own elements; empty where that is its own. `num_bytes` are
-    those that are stored, on all devices of the rank together where nothing is replicated. Of a leaf that lies in
-    pieces a tensor has `rows`, from the first to behind the last; its path ends with them, as in `params['up'][0:2]`.
+    is its shape with zeros behind its own elements, and `viewed` that in which it is stored, some dims seen as blocks;
+    each is empty where that changes nothing. `num_bytes` are those that are stored, on all devices of the rank together
+    where nothing is replicated. Of a leaf that lies in pieces a tensor has `rows`, from the first to behind the last;
+    its path ends with them, as in `params['up'][0:2]`.
     """
 
     path: str
@@ -54,6 +55,7 @@ class Tensor:
     padded: tuple[int, ...] = ()
     is_kept: bool = False
     rows: tuple[int, int] | None = None
+    viewed: tuple[int, ...] = ()
 
     @property
     def leaf(self) -> str:
@@ -73,7 +75,7 @@ class Tensor:
     @property
     def num_key_dims(self) -> int:
         """How many dims a typed key's words have behind the key's own; 0 for any other tensor."""
-        return len(self.dims) - len(self.shape)
+        return 0 if self.viewed else len(self.dims) - len(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +175,9 @@ class Sharding:
     """One program by its shardings: `form` says what is compiled, `annotations` how its ops run.
 
     `compute_s` and `communication_s` are of ops and of collectives in a step; what is left of the step is to launch the
-    program and to cut blocks. `works`, `costs` and `memory` say where time and memory go.
+    program, to cut blocks, and to bring the arrays of a caller into views and back. `works`, `costs` and `memory` say
+    where time and memory go. `views` has the values of the normalized program that are stored as blocks, by number, and
+    the block of each of their dims; the annotations are of the program with them.
     """
 
     form: str
@@ -183,6 +187,7 @@ class Sharding:
     costs: tuple[Cost, ...]
     memory: Memory
     annotations: Annotations
+    views: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,21 +407,36 @@ def key_dims(tensors: Sequence[Tensor]) -> dict[int, int]:
 def dims_between_calls(tensor: Tensor, mesh: Mapping[str, int]) -> Dims:
     """Returns the axes that split each dim of an array of JAX's, which has its own shape.
 
-    JAX splits no dim that devices do not divide. What splits a padded one inside of the program splits another between
-    calls, the first that is left with a multiple of its size, or none.
+    JAX splits no dim that devices do not divide, and none by a part of each of its blocks. What splits a padded dim, or
+    the inside of blocks, in the program splits another dim between calls, the first that is left with a multiple of its
+    size, or none.
     """
-    shape = tensor.shape
-    dims, homeless = [list(axes) for axes in tensor.dims[: len(shape)]], list[str]()
-    for dim, padded in enumerate(tensor.padded):
-        if padded != shape[dim]:
-            homeless += dims[dim]
-            dims[dim] = []
+    shape, padded = tensor.shape, tensor.padded or tensor.shape
+    dims, homeless = list[list[str]](), list[str]()
+    for size, larger, (outer, *inner) in zip(shape, padded, _stored_dims(tensor), strict=True):
+        inside = [axis for axes in inner for axis in axes]
+        dims.append([] if larger != size else list(outer))
+        homeless += [*outer, *inside] if larger != size else inside
     for axis in homeless:
         parts = [prod(mesh[one] for one in (*axes, axis)) for axes in dims]
         home = next((dim for dim, size in enumerate(shape) if size and size % parts[dim] == 0), None)
         if home is not None:
             dims[home].append(axis)
     return tuple(map(tuple, dims))
+
+
+def _stored_dims(tensor: Tensor) -> list[Dims]:
+    """Returns, for each dim of a tensor, the axes that split what it is stored as.
+
+    That is one dim, or two where it is seen as blocks: that of the blocks, and that inside of each.
+    """
+    shape = tensor.padded or tensor.shape
+    found, start = list[Dims](), 0
+    for size in shape:
+        end = start + (2 if tensor.viewed and tensor.viewed[start] != size else 1)
+        found.append(tensor.dims[start:end])
+        start = end
+    return found
 
 
 def num_parts(tensor: Tensor, mesh: Mapping[str, int]) -> int:

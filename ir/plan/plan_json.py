@@ -63,8 +63,8 @@ _OLD: Final = ("rhino-spmd-plan", 1, 2)
 _FIX: Final = "make the plan again, with Plan.save, or rhino-opt --auto-shard or --auto-parallel and --plan"
 _DIGEST: Final = "sha256"
 
-_USUAL: Final[tuple[Any, ...]] = (0, None, [], False, None)
-"""Rank, alias, padded shape, `is_kept` and rows of most tensors: left out at the end of a row."""
+_USUAL: Final[tuple[Any, ...]] = (0, None, [], False, None, [])
+"""Rank, alias, padded shape, `is_kept`, rows and viewed shape of most tensors: left out at the end of a row."""
 
 _Record = TypeVar("_Record")
 
@@ -257,7 +257,7 @@ def _compiled_plan(*row: Any) -> CompiledPlan:  # noqa: ANN401 - as JSON has it
 def _tensor_row(one: Tensor) -> list[Any]:
     """Returns a row without what at its end is the same for most tensors."""
     row = [one.path, one.kind, [list(axes) for axes in one.dims], one.num_bytes]
-    row += [one.rank, one.alias, list(one.padded), one.is_kept, list(one.rows) if one.rows else None]
+    row += [one.rank, one.alias, list(one.padded), one.is_kept, list(one.rows) if one.rows else None, list(one.viewed)]
     while len(row) > 4 and row[-1] == _USUAL[len(row) - 5]:
         row.pop()
     return row
@@ -265,7 +265,7 @@ def _tensor_row(one: Tensor) -> list[Any]:
 
 def _tensor(row: list[Any]) -> Tensor:
     path, kind, dims, num_bytes, *more = list_of(row)
-    rank, alias, padded, is_kept, rows = *more, *_USUAL[len(more) :]
+    rank, alias, padded, is_kept, rows, viewed = *more, *_USUAL[len(more) :]
     return Tensor(
         text_of(path),
         text_of(kind),
@@ -276,6 +276,7 @@ def _tensor(row: list[Any]) -> Tensor:
         numbers_of(padded),
         flag_of(is_kept),
         None if rows is None else _span_of(rows),
+        numbers_of(viewed),
     )
 
 
@@ -327,7 +328,21 @@ def _sharding_json(one: Sharding) -> dict[str, Any]:
         "alive": [astuple(tensor) for tensor in memory.alive],
         "annotations": list(one.annotations.words),
         "annotation_of_op": _runs(one.annotations.ops),
+        **({"views": _views_json(one.views)} if one.views else {}),
     }
+
+
+def _views_json(views: Mapping[int, tuple[int, ...]]) -> list[list[Any]]:
+    """Returns each view with the values that are stored in it."""
+    found: dict[tuple[int, ...], list[int]] = {}
+    for value, view in views.items():
+        found.setdefault(view, []).append(value)
+    return [[list(view), " ".join(map(str, values))] for view, values in found.items()]
+
+
+def _views(rows: list[Any]) -> dict[int, tuple[int, ...]]:
+    pairs = [(int(value), numbers_of(view)) for view, values in rows for value in text_of(values).split()]
+    return dict(sorted(pairs))
 
 
 def _sharding(data: dict[str, Any]) -> Sharding:
@@ -347,6 +362,7 @@ def _sharding(data: dict[str, Any]) -> Sharding:
             _records(PeakTensor, data["alive"], (text_of, text_of, number_of, number_of)),
         ),
         annotations=Annotations(texts_of(data["annotations"]), _from_runs(text_of(data["annotation_of_op"]))),
+        views=_views(list_of(data.get("views", []))),
     )
 
 
@@ -411,6 +427,8 @@ def _check(plan: Plan) -> None:
     for one in (*plan.arguments, *plan.results):
         if one.rank >= plan.num_ranks or one.num_key_dims < 0 or (one.padded and len(one.padded) != len(one.shape)):
             raise ValueError(f"{one.path!r} is {one}")
+        if one.viewed and not _is_view(one):
+            raise ValueError(f"{one.path!r} of shape {one.padded or one.shape} is no {one.viewed} in blocks")
         if unknown := {axis for axes in one.dims for axis in axes} - set(plan.mesh.names):
             raise ValueError(f"{one.path!r} is split along {sorted(unknown)}, and the mesh is {plan.mesh}")
         if one.rows and (not one.path.endswith(rows_text(one.rows)) or one.shape[0] != one.rows[1] - one.rows[0]):
@@ -423,6 +441,15 @@ def _check(plan: Plan) -> None:
         _check_execution(plan, plan.execution)
     elif (plan.num_ranks, plan.schedule) != (1, ""):
         raise ValueError(f"one program is on {plan.num_ranks} ranks, by the schedule {plan.schedule!r}")
+
+
+def _is_view(one: Tensor) -> bool:
+    """Says whether a tensor's `viewed` is its shape with some dims as blocks, and `dims` are of that."""
+    left = list(one.viewed)
+    for size in one.padded or one.shape:
+        if not left or ((stored := left.pop(0)) != size and (not left or stored * left.pop(0) != size)):
+            return False
+    return not left and len(one.dims) == len(one.viewed)
 
 
 def _check_aliases(plan: Plan) -> None:

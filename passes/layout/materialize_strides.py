@@ -25,14 +25,14 @@ from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.boundary import Side, boundary_attributes, set_boundary_attributes, set_function_type
 from rhino.ir.mlir.locations import place_of
 from rhino.ir.mlir.reader import entry_function
-from rhino.ir.mlir.shardings import SHARDING, module_mesh
+from rhino.ir.mlir.shardings import FORBIDDEN, SHARDING, module_mesh
 from rhino.ir.program.identity import is_uniform
 from rhino.ir.program.program import Program, read_program
 from rhino.ir.program.stored_shapes import VIEW, view_attribute
 from rhino.ir.units import format_bytes
 from rhino.passes.base import Pass, Remarks, opt
 from rhino.passes.layout.nested_reads import read_inside
-from rhino.passes.layout.shapes import CONSTRAINT, RESHAPE, Shape, make_in, retype, retype_loop
+from rhino.passes.layout.shapes import CONSTRAINT, RESHAPE, Shape, element_of, make_in, retype, retype_loop
 from rhino.passes.layout.viewed_ops import (
     Seen,
     can_rewrite,
@@ -44,7 +44,7 @@ from rhino.passes.layout.viewed_ops import (
     viewed_sharding,
 )
 from rhino.passes.with_rules import renew_rules, run_on_functions, with_rules
-from rhino.strategies.layout.blocked_views import Region, Views, find_views
+from rhino.strategies.layout.blocked_views import Region, View, Views, find_views, views_of
 from rhino.strategies.structure.factor_links import Cut, Place
 
 
@@ -66,23 +66,75 @@ class MaterializeStrides(Pass):
                 "RHI-PASS-001", f"pass '{self.name}' takes 1 part or more, not {self.parts}", fix="give 1 or more"
             )
         entry_function(module, remarks.file)
+        with with_rules(module):
+            step = Viewable.of(module, remarks.file)
+            views = step.find(self.parts)
+            for region in views.regions:
+                _remark(step.program, region, remarks)
+            step.write(views)
+            del step  # no handle of an op outlives the passes below
+        _tidy(module, views)
+        remarks.record(views)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Viewable:
+    """A step whose ops have sharding rules, with what each op cuts, and whether it can be written in views."""
+
+    program: Program
+    cuts: Mapping[int, Cut]
+    able: Sequence[bool]
+
+    @classmethod
+    def of(cls, module: ir.Operation, file: str) -> Viewable:
+        """Returns the step of a module. Raises RHI-READ-005, RHI-SHARD-001."""
         found = module_mesh(module)
         # It matters which dims are split, and not into how many parts.
         mesh = found[1] if found is not None else mesh_of_shape((1,))
-        with with_rules(module):
-            program = read_program(entry_function(module, remarks.file), mesh, remarks.file)
-            cuts = {number: cut for number, op in enumerate(program.ops) if (cut := cut_of(op)) is not None}
-            able = [_is_able(program, number) for number in range(len(program.ops))]
-            views = find_views(program.graph, cuts, able, _blocked(program), self.parts)
-            for region in views.regions:
-                _remark(program, region, remarks)
-            if views.regions:
-                _Rewriter(program, views, cuts).run()
-            del program  # no handle of an op outlives the passes below
-        if views.regions:
-            run_on_functions(module, "cse")
-        renew_rules(module)
-        remarks.record(views)
+        program = read_program(entry_function(module, file), mesh, file)
+        cuts = {number: cut for number, op in enumerate(program.ops) if (cut := cut_of(op)) is not None}
+        return cls(program, cuts, [_is_able(program, number) for number in range(len(program.ops))])
+
+    def find(self, parts: int) -> Views:
+        """Returns the views that save communication where `parts` devices split each block."""
+        return find_views(self.program.graph, self.cuts, self.able, _blocked(self.program), parts)
+
+    def write(self, views: Views) -> None:
+        """Rewrites the step in views."""
+        if views.values:
+            _Rewriter(self.program, views, self.cuts).run()
+
+
+def may_cut(op: ir.Operation) -> bool:
+    """Says whether an op may cut a dim of a tensor in blocks; without such an op there are no views."""
+    return cut_of(op) is not None and isinstance(element_of(op.operands[0]), ir.FloatType | ir.ComplexType)
+
+
+def write_views(module: ir.Operation, values: Mapping[int, View], file: str) -> None:
+    """Rewrites a step in the views that were found for an equal one: those of its `values`, by number.
+
+    Raises RHI-PLAN-001 where they are of no such step.
+    """
+    with with_rules(module):
+        step = Viewable.of(module, file)
+        graph = step.program.graph
+        for value, view in values.items():
+            shape = graph.type_of(value).shape if value < graph.num_values else ()
+            if len(view) != len(shape) or any(
+                block < 1 or size % block for size, block in zip(shape, view, strict=True)
+            ):
+                what = f"not a plan that can be read: value {value} is no {list(view)} in blocks"
+                raise RhinoError("RHI-PLAN-001", what, fix="plan again, and save the new plan")
+        views = views_of(graph, step.cuts, step.able, values)
+        step.write(views)
+        del step
+    _tidy(module, views)
+
+
+def _tidy(module: ir.Operation, views: Views) -> None:
+    if views.values:
+        run_on_functions(module, "cse")
+    renew_rules(module)
 
 
 def _remark(program: Program, region: Region, remarks: Remarks) -> None:
@@ -118,17 +170,17 @@ def _is_annotated(op: ir.Operation) -> bool:
 def _blocked(program: Program) -> frozenset[Place]:
     """Returns the places that stay as they are.
 
-    These are dims that a sharding splits, and all dims of the results of annotated ops and of what nested regions read.
+    These are dims that a sharding splits, and all dims of what has shardings that it must not have, of the results of
+    annotated ops and of what nested regions read.
     """
     graph = program.graph
     sides: tuple[tuple[Side, Sequence[int]], ...] = (("arg", range(len(graph.arguments))), ("res", graph.returns))
-    found = {
-        (value, dim)
-        for side, values in sides
-        for value, attributes in zip(values, boundary_attributes(program.entry, side), strict=True)
-        for dim in (split_dims(attributes[SHARDING]) if SHARDING in attributes else ())
-    }
     unchanged = read_inside(program)
+    found = set[Place]()
+    for side, values in sides:
+        for value, attributes in zip(values, boundary_attributes(program.entry, side), strict=True):
+            found |= {(value, dim) for dim in (split_dims(attributes[SHARDING]) if SHARDING in attributes else ())}
+            unchanged += [value] if FORBIDDEN in attributes else []
     for number, op in enumerate(program.ops):
         if op.name == CONSTRAINT:
             found |= {(value, dim) for value in graph.results(number) for dim in split_dims(op.attributes["sharding"])}

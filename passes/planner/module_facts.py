@@ -20,7 +20,7 @@ from rhino.ir.plan.plan_json import digest_of
 from rhino.ir.program.collectives import tensor_bytes
 from rhino.ir.program.named_tensors import result_name
 from rhino.ir.program.program import argument_name
-from rhino.ir.program.stored_shapes import PADDED, logical_shape, padded_shape
+from rhino.ir.program.stored_shapes import PADDED, VIEW, logical_shape, padded_shape
 from rhino.passes.base import Item, Remarks
 from rhino.passes.sharding.annotations import boundary_dims
 from rhino.passes.sharding.choose_shardings import ChooseShardings
@@ -64,9 +64,19 @@ def _tensors(entry: func.FuncOp, side: Side, names: Sequence[str], is_annotated:
         alias = ir.IntegerAttr(attributes[ALIAS]).value if ALIAS in attributes else None
         stored, place = tuple(kind.shape), place_of(entry.location)
         padded = padded_shape(attributes, stored, place) if PADDED in attributes else ()
-        own = kind_of(kind.element_type, logical_shape(attributes, stored, place) if padded else stored)
-        is_kept = KEPT in attributes
-        found.append(Tensor(name, own, split, tensor_bytes(kind), alias=alias, padded=padded, is_kept=is_kept))
+        own = kind_of(kind.element_type, logical_shape(attributes, stored, place))
+        found.append(
+            Tensor(
+                name,
+                own,
+                split,
+                tensor_bytes(kind),
+                alias=alias,
+                padded=padded,
+                is_kept=KEPT in attributes,
+                viewed=stored if VIEW in attributes else (),
+            )
+        )
     return tuple(found)
 
 
@@ -125,5 +135,5 @@ def given_options(options: Mapping[str, str]) -> dict[str, str]:
 
     Left out are the cluster, what the plan records itself, and what follows from these.
     """
-    own = ("cluster", "mesh", "budget", "num", "stages", "ranks", "schedule", "split-backward")
+    own = ("cluster", "mesh", "own-shapes", "budget", "num", "stages", "ranks", "schedule", "split-backward")
     return {name: text for name, text in options.items() if text and name not in own}

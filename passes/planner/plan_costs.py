@@ -32,6 +32,7 @@ from rhino.ir.plan.plan import (
     layout_text,
 )
 from rhino.ir.program.program import Program
+from rhino.passes.layout.choose_layouts import LayoutChoice
 from rhino.passes.sharding.choose_shardings import ShardingChoice
 from rhino.strategies.choice.choice import Choice
 from rhino.strategies.choice.sharding_plan import ShardingPlan, Transfer
@@ -309,9 +310,14 @@ def plan_costs(chosen: ShardingChoice) -> PlanCosts:
     return PlanCosts(chosen.choice, chosen.answer.states, chosen.plan, chosen.program)
 
 
-def other_meshes(chosen: ShardingChoice) -> tuple[Alternative, ...]:
-    """Returns the meshes that were evaluated and not chosen, best first."""
+def alternatives(chosen: ShardingChoice, layout: LayoutChoice | None) -> tuple[Alternative, ...]:
+    """Returns what was evaluated and not chosen, best first: other meshes, and the step stored in the other form."""
     found = []
+    if layout is not None:
+        other, own_s = layout.other, chosen.answer.cost + layout.moved_s
+        what = "some dims stored as blocks" if other.is_viewed else "no dim stored as blocks"
+        why = other.why_not if other.step_s is None else f"{other.step_s / own_s - 1:.1%} slower"
+        found.append(Alternative(what, other.step_s, other.at_least_s, is_exact=other.step_s is not None, why=why))
     for target, outcome in chosen.outcomes:
         what = f"mesh {target.mesh}"
         if isinstance(outcome, Answer) and outcome is not chosen.answer:

@@ -7,7 +7,7 @@ Errors    those of the passes of `auto-shard`; RHI-MESH-002 where the mesh is le
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from rhino.ir.cluster.cluster import parse_cluster
@@ -18,6 +18,8 @@ from rhino.ir.mlir.shardings import MESH_NAME, module_mesh
 from rhino.ir.plan.changes import check_current
 from rhino.ir.plan.plan import Plan, Predicted
 from rhino.passes.base import Remarks, make_pass, option_names
+from rhino.passes.layout.choose_layouts import LayoutChoice
+from rhino.passes.layout.materialize_strides import write_views
 from rhino.passes.layout.pad import PadDims, padded_arguments
 from rhino.passes.planner.module_facts import (
     Sides,
@@ -28,7 +30,7 @@ from rhino.passes.planner.module_facts import (
     keep_unsplit,
     normalize,
 )
-from rhino.passes.planner.plan_costs import PlanCosts, other_meshes, plan_costs
+from rhino.passes.planner.plan_costs import PlanCosts, alternatives, plan_costs
 from rhino.passes.registry import shard_in_parts
 from rhino.passes.sharding.annotations import (
     check_annotated,
@@ -83,7 +85,12 @@ def search(
     keep_unsplit(module, name, unsplit or {}, chooser, remarks)
     build_pass_manager(rest, module.context, remarks).run(module.operation)
     chosen = remarks.result(ShardingChoice)
+    layout = remarks.find(LayoutChoice)
     answer, costs = chosen.answer, plan_costs(chosen)
+    sharding = costs.sharding(ANNOTATED, read_annotations(module))
+    step_s = answer.cost
+    if layout is not None:
+        step_s, sharding = step_s + layout.moved_s, replace(sharding, views=layout.views)
     arguments, results = boundary(module, is_annotated=True)
     plan = Plan(
         source=source,
@@ -95,11 +102,11 @@ def search(
         schedule="",
         options=given_options(options),
         versions={},
-        predicted=Predicted(answer.cost, answer.bound, (int(answer.peak_bytes),), int(chosen.budget_bytes), (0,)),
+        predicted=Predicted(step_s, answer.bound, (int(answer.peak_bytes),), int(chosen.budget_bytes), (0,)),
         arguments=arguments,
         results=results,
-        alternatives=other_meshes(chosen),
-        sharding=costs.sharding(ANNOTATED, read_annotations(module)),
+        alternatives=alternatives(chosen, layout),
+        sharding=sharding,
     )
     return Found(module, plan, costs, answer, chosen.solver, remarks)
 
@@ -123,6 +130,8 @@ def annotate(
     source = normalize(module, name, rewriting, Remarks(name), is_rewritten=bool(options))
     check_current(plan, source, now, cluster)
     with module.context, ir.Location.unknown():
+        if plan.sharding.views:
+            write_views(module.operation, plan.sharding.views, name)
         device = parse_cluster("\n".join(plan.cluster)).device
         write_mesh(module.operation, Target(MESH_NAME, plan.mesh, CostModel(device, ())))
         mesh_name, mesh = module_mesh(module.operation) or (MESH_NAME, plan.mesh)
@@ -142,4 +151,6 @@ def search_options(plan: Plan, cluster: str) -> dict[str, str]:
     budget = max(1, plan.predicted.budget_bytes - plan.predicted.kept_bytes[0])
     if plan.compared:
         budget = plan.compared.best.within_bytes
-    return {**plan.options, **batches, "cluster": cluster, "mesh": str(plan.mesh), "budget": str(budget)}
+    own_shapes = {"own-shapes": "true"} if "jax" in plan.versions else {}
+    own = {"cluster": cluster, "mesh": str(plan.mesh), "budget": str(budget)}
+    return {**plan.options, **batches, **own_shapes, **own}

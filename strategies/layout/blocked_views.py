@@ -83,6 +83,19 @@ def find_views(
     return _Finder(graph, cuts, able, blocked, num_parts).find(seeds)
 
 
+def views_of(graph: Graph, cuts: Mapping[int, Cut], able: Sequence[bool], values: Mapping[int, View]) -> Views:
+    """Returns the views in which `values` are stored: those that `find_views` found for the same arguments.
+
+    They have no regions.
+    """
+    finder = _Finder(graph, cuts, able, frozenset(), 1)
+    for value, view in values.items():
+        for dim, (size, block) in enumerate(zip(graph.type_of(value).shape, view, strict=True)):
+            if block != size:
+                finder.blocks[value, dim] = block
+    return finder.views(())
+
+
 @dataclass(frozen=True, slots=True)
 class _Seed:
     place: Place
@@ -154,6 +167,10 @@ class _Finder:
             if region is not None:
                 self.blocks |= grown
                 regions.append(region)
+        return self.views(regions)
+
+    def views(self, regions: Sequence[Region]) -> Views:
+        """Returns what is viewed so far."""
         values = {value: self.stored(value) for value in sorted({value for value, _ in self.blocks})}
         ops = sorted({op for value in values for op in self.joined.touching[value] if op < self.graph.num_ops})
         return Views(values, {op: self.at(op) for op in ops}, tuple(regions))

@@ -1,0 +1,190 @@
+"""Choose shardings, and with them whether dims that are cut into blocks are stored as blocks.
+
+A step in which `rhino-materialize-strides` finds views is planned twice: as it is, and with them. What takes less is
+kept. Any other step is planned once, as `rhino-choose-shardings` does it.
+
+Reads     what `rhino-choose-shardings` and `rhino-materialize-strides` read; the views are for all devices of the mesh.
+Writes    what these write: views where the step is faster with them, and shardings.
+Errors    those of `rhino-choose-shardings`: of the step as it is, where it can be planned in neither form.
+Source    Rhino 4.1 and 4.3.3. That a caller's arrays are moved in each call: `rhino.ir.plan.plan.dims_between_calls`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rhino.ir.diagnostics import Place, RhinoError
+from rhino.ir.graph.spec import REPLICATED, Spec, dim_axes, pack, split
+from rhino.ir.mlir.bindings import ir
+from rhino.ir.mlir.boundary import Side, boundary_attributes
+from rhino.ir.mlir.reader import entry_function, walk
+from rhino.ir.plan.plan import Tensor, dims_between_calls, kind_of
+from rhino.ir.program.stored_shapes import VIEW, logical_shape, padded_shape
+from rhino.ir.units import format_seconds
+from rhino.passes.base import Remarks, opt
+from rhino.passes.layout.materialize_strides import MaterializeStrides, may_cut
+from rhino.passes.layout.shapes import Shape
+from rhino.passes.sharding.choose_shardings import ChooseShardings, PhaseTimes, ShardingChoice
+from rhino.passes.sharding.planning_pass import Target
+from rhino.strategies.cost.reshard import moves
+from rhino.strategies.layout.blocked_views import View, Views
+
+
+@dataclass(frozen=True, slots=True)
+class OtherLayout:
+    """The form in which a step was planned too, and not taken; `why_not` is there where it could not be planned."""
+
+    is_viewed: bool
+    step_s: float | None
+    at_least_s: float
+    why_not: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutChoice:
+    """How the tensors of a step are stored: `views` of values by number, as they were before; none where it is plain.
+
+    `moved_s` are seconds in each step to bring a caller's arrays to these views and back. `other` is what the step came
+    to in the other form.
+    """
+
+    views: dict[int, View]
+    moved_s: float
+    other: OtherLayout
+
+
+@dataclass(frozen=True)
+class ChooseLayouts(ChooseShardings):
+    """Choose shardings, and store dims that are cut into blocks as blocks where that is faster."""
+
+    name: ClassVar[str] = "rhino-choose-layouts"
+
+    own_shapes: bool = opt(
+        False, "true = between steps arrays have the shapes of the program as written, and are moved in each step"
+    )
+
+    def run(self, module: ir.Operation, remarks: Remarks) -> None:
+        """Chooses, and writes the choice onto `module`."""
+        viewed, found = self.viewed(module, remarks)
+        if viewed is None:
+            super().run(module, remarks)
+            return
+        plain, blocks = (_Tried(remarks) for _ in range(2))
+        plain.plan(self, module)
+        blocks.remarks.items += found.items
+        blocks.plan(self, viewed)
+        if self.own_shapes and blocks.choice is not None:
+            blocks.moved_s = _moved_s(blocks.choice)
+        if plain.choice is None and blocks.choice is None:
+            assert plain.error is not None, "it was not planned"
+            raise plain.error
+        taken, other = (blocks, plain) if blocks.step_s < plain.step_s else (plain, blocks)
+        if taken is blocks:
+            _swap(module, viewed)
+        values = dict(found.result(Views).values) if taken is blocks else {}
+        choice = LayoutChoice(values, taken.moved_s, other.as_other(is_viewed=other is blocks))
+        remarks.items += taken.remarks.items
+        remarks.add(self.name, Place(remarks.file), _words(taken, choice))
+        for result in taken.remarks.results.values():
+            remarks.record(result)
+        remarks.record(choice)
+
+    def viewed(self, module: ir.Operation, remarks: Remarks) -> tuple[ir.Operation | None, Remarks]:
+        """Returns a copy of a module with views, None where there are none, and what was found."""
+        found = Remarks(remarks.file)
+        parts = max(target.mesh.num_devices for target in self.targets(module, Remarks(remarks.file)))
+        if parts == 1 or not any(map(may_cut, walk(entry_function(module, remarks.file).operation))):
+            return None, found
+        copy = module.clone()
+        MaterializeStrides(parts).run(copy, found)
+        return copy if found.result(Views).values else None, found
+
+
+class _Tried:
+    """A form of a step as it was planned: its choice, or the error where there is none."""
+
+    def __init__(self, remarks: Remarks) -> None:
+        self.remarks = Remarks(remarks.file)
+        self.remarks.record(remarks.find(PhaseTimes) or PhaseTimes())
+        self.choice: ShardingChoice | None = None
+        self.error: RhinoError | None = None
+        self.moved_s = 0.0
+
+    def plan(self, chooser: ChooseShardings, module: ir.Operation) -> None:
+        """Chooses and writes the shardings of a module."""
+        try:
+            ChooseShardings.run(chooser, module, self.remarks)
+            self.choice = self.remarks.result(ShardingChoice)
+        except RhinoError as error:
+            self.error = error
+
+    @property
+    def step_s(self) -> float:
+        """The step, with what is moved in it; infinite where it was not planned."""
+        return float("inf") if self.choice is None else self.choice.answer.cost + self.moved_s
+
+    def as_other(self, *, is_viewed: bool) -> OtherLayout:
+        """Returns what is kept of it where it is not taken."""
+        if self.choice is None:
+            assert self.error is not None, "it was not planned"
+            return OtherLayout(is_viewed, None, 0.0, self.error.what)
+        return OtherLayout(is_viewed, self.step_s, self.choice.answer.bound)
+
+
+def _words(taken: _Tried, choice: LayoutChoice) -> str:
+    other = choice.other
+    form, others = ("as it is", "with dims stored as blocks") if other.is_viewed else ("with blocks", "as it is")
+    against = f"{others} it has no plan: {other.why_not}"
+    if other.step_s is not None:
+        against = f"{others} it takes {format_seconds(other.step_s)}"
+    moved = f", {format_seconds(taken.moved_s)} of it to move arrays" if taken.moved_s else ""
+    return f"the step takes {format_seconds(taken.step_s)} {form}{moved}; {against}"
+
+
+def _swap(one: ir.Operation, other: ir.Operation) -> None:
+    """Exchanges what two modules hold. Nothing is erased: a choice holds ops of the form that is not taken."""
+    blocks = [module.regions[0].blocks[0] for module in (one, other)]
+    held = [[op.operation for op in block.operations] for block in blocks]
+    for block, ops in zip(blocks, reversed(held), strict=True):
+        for op in ops:
+            block.append(op)
+    for name in other.attributes:
+        one.attributes[name] = other.attributes[name]
+
+
+def _moved_s(choice: ShardingChoice) -> float:
+    """Returns the seconds in which the viewed arrays of a step are brought into their views, and out of them.
+
+    An array that has to be made whole for that is gathered on either way.
+    """
+    graph, plan, target = choice.program.graph, choice.plan, choice.target
+    arguments = range(len(graph.arguments))
+    values = [*arguments, *graph.returns]
+    specs = [*(plan.specs[value] for value in arguments), *plan.returned]
+    sides: tuple[Side, ...] = ("arg", "res")
+    attributes = [one for side in sides for one in boundary_attributes(choice.program.entry, side)]
+    total = 0.0
+    for value, spec, given in zip(values, specs, attributes, strict=True):
+        if VIEW in given:
+            kind = graph.type_of(value)
+            place = Place(choice.program.file)
+            logical = logical_shape(given, kind.shape, place), padded_shape(given, kind.shape, place)
+            outside = _spec_between_calls(kind.shape, *logical, spec, target)
+            steps = moves(kind.num_bytes, len(kind.shape), spec, outside, target.mesh.shape)
+            assert steps is not None, "no array is a sum"
+            total += sum(map(target.model.move_s, steps))
+    return total
+
+
+def _spec_between_calls(stored: Shape, shape: Shape, padded: Shape, spec: Spec, target: Target) -> Spec:
+    """Returns how an array that is stored as `spec` lies between calls, of which blocks are no part of a device."""
+    names = target.names
+    dims = tuple(tuple(names[axis] for axis in axes) for axes in dim_axes(spec, len(names), len(stored)))
+    tensor = Tensor("", kind_of("", shape), dims, 0, padded=padded if padded != shape else (), viewed=stored)
+    entries, at = dict[str, Spec](), 0
+    for size, axes in zip(padded, dims_between_calls(tensor, dict(target.mesh.axes)), strict=True):
+        is_viewed = stored[at] != size
+        entries |= {axis: split(at) for axis in axes if not is_viewed or axis in dims[at]}
+        at += 2 if is_viewed else 1
+    return pack(entries.get(axis, REPLICATED) for axis in names)
