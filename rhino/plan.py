@@ -165,7 +165,7 @@ class Plan:
         It is on the mesh of the result's rank. A result that every process gets is replicated on the first rank of
         each.
         """
-        found = self._of_tensors(self.facts.results)
+        found: list[NamedSharding] = self.result_shardings
         if self.team is not None:
             found = [self.shared_sharding if number in self.shared else one for number, one in enumerate(found)]
         leaves = _by_leaf(self.facts.results, found)
@@ -175,6 +175,11 @@ class Plan:
     def argument_shardings(self) -> list[NamedSharding]:
         """The sharding of each argument of the programs: of a leaf that lies in pieces, that of each."""
         return self._of_tensors(self.facts.arguments)
+
+    @property
+    def result_shardings(self) -> list[NamedSharding]:
+        """The sharding of each result of the programs: of a leaf that lies in pieces, that of each."""
+        return self._of_tensors(self.facts.results)
 
     def partition_specs(self, name: str = "*") -> dict[str, PartitionSpec]:
         """Returns the partition spec of each argument with a name like `name`, on the mesh of its rank (`rank_of`).

@@ -60,8 +60,11 @@ class Spread:
             handler = array_handler(layout.shape, dtype_of(layout), plan.shared_sharding)
             self._shared[number] = copies[number, reader], handler
         elif self.team.process_of[slot.rank] != process:
-            sharding = plan.ranks[slot.rank].sharding(layout.dims)
-            self._absent[number] = array_handler(layout.shape, dtype_of(layout), sharding)
+            one = plan.facts.results[number]
+            shape, sharding = layout.shape, plan.ranks[slot.rank].sharding(layout.dims)
+            if one.viewed:
+                shape, sharding = one.shape, plan.result_shardings[number]
+            self._absent[number] = array_handler(shape, dtype_of(layout), sharding)
 
     def taken(self, leaves: Sequence[Any]) -> list[Any]:
         """Returns the leaves of a call, those that lie whole in several processes as this one has them.

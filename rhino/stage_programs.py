@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,7 +15,8 @@ import numpy as np
 from rhino.call import Key, leaf_kind
 from rhino.ir.plan.instructions import Feed, Fetch
 from rhino.ir.plan.leaves import leaf_groups, leaf_tensors
-from rhino.jit_program import Getter, NewShapesError
+from rhino.ir.plan.plan import Tensor
+from rhino.jit_program import Getter, NewShapesError, as_known, as_stored
 from rhino.plan import Plan
 from rhino.runtime.executor.executable import weakly_typed
 from rhino.runtime.executor.executor import Argument, Executor
@@ -50,6 +53,8 @@ class StagePrograms:
         fed = {one.target: one.argument for one in execution.step.instructions if isinstance(one, Feed)}
         fetched = [one.source for one in execution.step.instructions if isinstance(one, Fetch)]
         self._returned = {fed[slot] for slot in fetched if slot in fed}
+        self._taken = _by_rank(plan, arguments, plan.argument_shardings, as_stored, is_known_first=True)
+        self._given_back = _by_rank(plan, results, plan.result_shardings, as_known, is_known_first=False)
         self._spread = Spread(plan, plan.team) if plan.team is not None else None
         if self._spread is None:
             self._executor = Executor(
@@ -72,6 +77,8 @@ class StagePrograms:
         arguments = [one for each in pieces for one in each]
         if self._spread is not None:
             arguments = self._spread.taken(arguments)
+        for moved in self._taken:
+            moved.move(arguments)
         made, result_ids = _each_once(self._executor.run(arguments))
         for number in self._donated:
             own = zip(_arrays(leaves[number]), pieces[number], self._given_by[number], strict=False)
@@ -81,6 +88,8 @@ class StagePrograms:
                     leaf.delete()  # it was sent, or moved first: its buffer could not be taken over
         if self._spread is not None:
             made = self._spread.completed(made)
+        for moved in self._given_back:
+            moved.move(made)
         results: list[Any] = [_joined([made[piece] for piece in group]) for group in self._made]
         for number, implementation in self._keys.items():
             results[number] = jax.random.wrap_key_data(jnp.asarray(results[number]), impl=implementation)
@@ -99,6 +108,52 @@ class StagePrograms:
     def place(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
         """Returns the arguments as they are: the executor moves what lies elsewhere."""
         return values
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Moved:
+    """Arrays of a rank by number that one program brings from the shape that callers know to that stored, or back."""
+
+    numbers: tuple[int, ...]
+    sources: tuple[jax.sharding.NamedSharding, ...]
+    program: Any
+
+    def move(self, arrays: list[Any]) -> None:
+        """Puts them in the place of the arrays that they are made of."""
+        given = [jax.device_put(arrays[n], source) for n, source in zip(self.numbers, self.sources, strict=True)]
+        for number, array in zip(self.numbers, self.program(given), strict=True):
+            arrays[number] = array
+
+
+def _by_rank(
+    plan: Plan,
+    tensors: Sequence[Tensor],
+    known: Sequence[jax.sharding.NamedSharding],
+    change: Callable[[jax.Array, Tensor], jax.Array],
+    *,
+    is_known_first: bool,
+) -> list[_Moved]:
+    """Returns what changes the viewed tensors of each rank of this process; `known` are their shardings between calls.
+
+    They are changed in one program, so that what moves is sent together.
+    """
+    found = []
+    here = plan.team.ranks[jax.process_index()] if plan.team is not None else range(len(plan.ranks))
+    for rank in here:
+        numbers = tuple(n for n, one in enumerate(tensors) if one.viewed and one.rank == rank)
+        if numbers:
+            own = [tensors[n] for n in numbers]
+            outside, inside = [known[n] for n in numbers], [plan.ranks[rank].sharding(one.dims) for one in own]
+            sources, targets = (outside, inside) if is_known_first else (inside, outside)
+            program = jax.jit(partial(_changed, change, own), out_shardings=targets)
+            found.append(_Moved(numbers, tuple(sources), program))
+    return found
+
+
+def _changed(
+    change: Callable[[jax.Array, Tensor], jax.Array], tensors: Sequence[Tensor], arrays: Sequence[jax.Array]
+) -> list[jax.Array]:
+    return [change(array, one) for array, one in zip(arrays, tensors, strict=True)]
 
 
 def _pieces(leaf: Argument | SplitArray, rows: Sequence[tuple[int, int] | None]) -> Sequence[Argument]:

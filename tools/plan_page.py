@@ -199,7 +199,7 @@ def _tensors(plan: Plan, name: str, title: str, tensors: Sequence[Tensor]) -> Ta
                 Cell("", None, None, tensor_drawing(first.shape, first.dims, mesh)),
                 Cell(one.name),
                 *rank,
-                Cell(f"{len(one.tensors)} x {first.kind}", first.num_bytes),
+                Cell(f"{len(one.tensors)} x {first.words}", first.num_bytes),
                 Cell(dims_text(first.dims)),
                 bytes_cell(one.num_bytes, found.largest_peak_bytes),
                 *sent,

@@ -115,7 +115,7 @@ def signature_of(plan: Plan) -> Signature:
     names = {text: name for name, text in DTYPES.items()}
 
     def value(index: int, one: Tensor, layout: Layout | None) -> Value:
-        shape = (*one.shape, *layout.shape[len(one.shape) :]) if layout else one.shape
+        shape = one.shape if layout is None or one.viewed else (*one.shape, *layout.shape[len(one.shape) :])
         dtype = array_dtype(layout.dtype if layout else names.get(one.dtype, one.dtype))
         if dtype is None:
             raise RhinoError(
@@ -132,19 +132,27 @@ def signature_of(plan: Plan) -> Signature:
 
 
 def pieces_of(plan: Plan, leaves: Mapping[int, Host]) -> dict[int, Host]:
-    """Returns the arguments that some leaves are, by number: of a leaf that lies in pieces, the rows of each."""
+    """Returns the arguments that some leaves are, by number: of a leaf that lies in pieces, the rows of each.
+
+    They have the shapes in which they are stored.
+    """
     groups, found = leaf_groups(plan.arguments), dict[int, Host]()
     for number, value in leaves.items():
         for piece in groups[number]:
-            rows = plan.arguments[piece].rows
-            found[piece] = value if rows is None else value[rows[0] : rows[1]]
+            one = plan.arguments[piece]
+            own = value if one.rows is None else value[one.rows[0] : one.rows[1]]
+            found[piece] = own.reshape(one.viewed) if one.viewed else own
     return found
 
 
 def leaves_of(plan: Plan, results: Mapping[int, Host]) -> dict[int, Host]:
-    """Returns the results of a step by leaf, each whole."""
+    """Returns the results of a step by leaf, each whole and in its own shape."""
+    own = {
+        piece: result.reshape(one.shape) if (one := plan.results[piece]).viewed else result
+        for piece, result in results.items()
+    }
     return {
-        number: results[group[0]] if len(group) == 1 else np.concatenate([results[piece] for piece in group])
+        number: own[group[0]] if len(group) == 1 else np.concatenate([own[piece] for piece in group])
         for number, group in enumerate(leaf_groups(plan.results))
     }
 

@@ -49,6 +49,13 @@ def _joined(pieces: Sequence[Tensor], leaf_of: dict[int, int]) -> Tensor:
         return replace(first, alias=alias)
     shape = (sum(one.shape[0] for one in pieces), *first.shape[1:])
     num_bytes = sum(one.num_bytes for one in pieces)
+    viewed = (shape[0], *first.viewed[1:]) if first.viewed else ()
     return replace(
-        first, path=first.leaf, kind=kind_of(first.dtype, shape), num_bytes=num_bytes, alias=alias, rows=None
+        first,
+        path=first.leaf,
+        kind=kind_of(first.dtype, shape),
+        num_bytes=num_bytes,
+        alias=alias,
+        rows=None,
+        viewed=viewed,
     )

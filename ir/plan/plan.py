@@ -73,6 +73,11 @@ class Tensor:
         return self.kind.partition("[")[0]
 
     @property
+    def words(self) -> str:
+        """The kind, and the shape that `dims` are of where some dims are stored as blocks."""
+        return f"{self.kind} as {'x'.join(map(str, self.viewed))}" if self.viewed else self.kind
+
+    @property
     def num_key_dims(self) -> int:
         """How many dims a typed key's words have behind the key's own; 0 for any other tensor."""
         return 0 if self.viewed else len(self.dims) - len(self.shape)
@@ -221,6 +226,11 @@ class Alternative:
     at_least_s: float
     is_exact: bool
     why: str
+
+
+AS_BLOCKS: Final = "some dims stored as blocks"
+PLAIN: Final = "no dim stored as blocks"
+"""What else was looked at of a step that can be stored either way."""
 
 
 @dataclass(frozen=True, slots=True)

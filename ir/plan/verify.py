@@ -97,9 +97,10 @@ def verify_plan(plan: Plan, execution: Execution) -> None:
                 continue
         layout = step.slots[slot].layout
         names = layout.dtype, DTYPES.get(layout.dtype)
-        if not tensor.num_key_dims and (tensor.shape != layout.shape or tensor.dtype not in names):
+        stored = tensor.viewed or tensor.shape
+        if not tensor.num_key_dims and (stored != layout.shape or tensor.dtype not in names):
             raise RhinoError(
-                "RHI-STEP-006", f"{words} of the step is {_words(layout)}, and the plan says {tensor.kind}", fix=_FIX
+                "RHI-STEP-006", f"{words} of the step is {_words(layout)}, and the plan says {tensor.words}", fix=_FIX
             )
 
 

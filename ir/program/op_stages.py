@@ -44,6 +44,16 @@ def set_stage(op: ir.Operation, stage: int) -> None:
     op.attributes[STAGE] = _number(stage)
 
 
+def copy_stage(op: ir.Operation, others: Iterable[ir.Operation | None]) -> None:
+    """Writes on an op the stage of the first of `others` that has one."""
+    for other in others:
+        found = [name for name in (VIRTUAL_STAGE, STAGE) if other is not None and name in other.attributes]
+        if other is not None and found:
+            for name in found:
+                op.attributes[name] = other.attributes[name]
+            return
+
+
 def remove_stages(op: ir.Operation) -> None:
     """Takes from an op what says its stage."""
     for name in (VIRTUAL_STAGE, STAGE):

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from rhino.ir.cluster.mesh import mesh_of_shape
 from rhino.ir.diagnostics import RhinoError
@@ -26,7 +26,9 @@ from rhino.ir.mlir.boundary import Side, boundary_attributes, set_boundary_attri
 from rhino.ir.mlir.locations import place_of
 from rhino.ir.mlir.reader import entry_function
 from rhino.ir.mlir.shardings import FORBIDDEN, SHARDING, module_mesh
+from rhino.ir.program.accumulation import MICRO_BATCHES
 from rhino.ir.program.identity import is_uniform
+from rhino.ir.program.op_stages import STAGE, VIRTUAL_STAGE
 from rhino.ir.program.program import Program, read_program
 from rhino.ir.program.stored_shapes import VIEW, view_attribute
 from rhino.ir.units import format_bytes
@@ -163,8 +165,12 @@ def _is_able(program: Program, number: int) -> bool:
     )
 
 
+_SHAPELESS: Final = (MICRO_BATCHES, STAGE, VIRTUAL_STAGE)
+"""Annotations that hold in whatever shapes an op is."""
+
+
 def _is_annotated(op: ir.Operation) -> bool:
-    return any(name == SHARDING or name.startswith("rhino.") for name in op.attributes)
+    return any(name == SHARDING or (name.startswith("rhino.") and name not in _SHAPELESS) for name in op.attributes)
 
 
 def _blocked(program: Program) -> frozenset[Place]:

@@ -14,6 +14,8 @@ from rhino.ir.graph.graph import OpClass
 from rhino.ir.graph.rules import RULE
 from rhino.ir.mlir.bindings import ir, sdy, stablehlo
 from rhino.ir.mlir.boundary import Attributes
+from rhino.ir.mlir.reader import maker_of
+from rhino.ir.program.op_stages import copy_stage
 from rhino.passes.layout.shapes import (
     BARRIER,
     CONSTRAINT,
@@ -157,7 +159,9 @@ def reshaped(value: ir.Value[Any], shape: Shape, before: ir.Operation) -> ir.Val
     if not _is_tensor(value) or shape_of(value) == shape:
         return value
     with ir.InsertionPoint(before), before.location:
-        result: ir.Value[Any] = stablehlo.ReshapeOp(with_shape(value.type, shape), value).result
+        made = stablehlo.ReshapeOp(with_shape(value.type, shape), value)
+    copy_stage(made.operation, (before, maker_of(value)))
+    result: ir.Value[Any] = made.result
     return result
 
 
@@ -167,9 +171,10 @@ def store(op: ir.Operation, result: ir.Value[Any], shape: Shape) -> None:
         return
     uses = list(result.uses)
     with ir.InsertionPoint.after(op), op.location:
-        last = stablehlo.ReshapeOp(with_shape(result.type, shape), result).result
+        last = stablehlo.ReshapeOp(with_shape(result.type, shape), result)
+    copy_stage(last.operation, (op,))
     for use in uses:
-        use.owner.operands[use.operand_number] = last
+        use.owner.operands[use.operand_number] = last.result
 
 
 def viewed_sharding(sharding: ir.Attribute, seen: Seen) -> ir.Attribute:

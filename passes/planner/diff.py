@@ -171,13 +171,13 @@ def _ops(a: Plan, b: Plan) -> Iterator[str]:
 
 def _lies(one: Tensor) -> tuple[object, ...]:
     """Returns what a tensor is and how it lies; its dtype by JAX's name, where a plan was made of a module too."""
-    return DTYPES.get(one.dtype, one.dtype), one.shape, one.dims, one.rank
+    return DTYPES.get(one.dtype, one.dtype), one.shape, one.viewed, one.dims, one.rank
 
 
 def _placement(one: Tensor | None, is_ranked: bool) -> str:
     if one is None:
         return "not there"
-    return f"{f'rank {one.rank} ' if is_ranked else ''}{one.kind} {dims_text(one.dims)}"
+    return f"{f'rank {one.rank} ' if is_ranked else ''}{one.words} {dims_text(one.dims)}"
 
 
 def _sent(costs: Sequence[Cost]) -> str:

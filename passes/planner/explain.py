@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from textwrap import shorten
 from typing import Final
 
-from rhino.ir.plan.plan import Comparison, Execution, Plan, Sharding, Tensor, dims_text
+from rhino.ir.plan.plan import PLAIN, Comparison, Execution, Plan, Sharding, Tensor, dims_text, folded
 from rhino.ir.plan.timeline import render
 from rhino.ir.units import format_bytes, format_seconds, peak_text
 from rhino.passes.planner.plan_rows import (
@@ -25,6 +25,9 @@ from rhino.passes.planner.plan_rows import (
 )
 from rhino.passes.planner.tables import more, section, table
 from rhino.strategies.pipeline.simulate import Simulation
+
+_SHOWN: Final = 4
+"""Names of what is stored as blocks that the totals show."""
 
 # Characters of how an op runs; a loop's return has a spec for each value that it carries, and one row would make all as
 # wide.
@@ -70,8 +73,21 @@ def totals(plan: Plan) -> list[str]:
         f"{plan.source.function}: {plan.form()}, for {plan.cluster_name}",
         f"  step   {format_seconds(found.step_s)}{_parts(plan)}{_bound(plan)}",
         f"  memory {peak_text(found.largest_peak_bytes, found.budget_bytes)}{old}{on}",
+        *_stored_lines(plan),
         *answer_lines(plan),
     ]
+
+
+def _stored_lines(plan: Plan) -> list[str]:
+    """Returns a line that says what is stored as blocks, where something is, and the step without."""
+    viewed = [one.path for one in plan.arguments if one.viewed]
+    if not viewed:
+        return []
+    names = list(dict.fromkeys(map(folded, viewed)))
+    shown = ", ".join([*names[:_SHOWN], *(["..."] if len(names) > _SHOWN else [])])
+    without = next((one for one in plan.alternatives if one.what == PLAIN), None)
+    against = f"; step {step_of(without)} without" if without else ""
+    return [f"  blocks in {len(viewed)} of {len(plan.arguments)} arguments{against}: {shown}"]
 
 
 def answer_lines(plan: Plan) -> list[str]:
@@ -185,7 +201,7 @@ def _tensor_section(plan: Plan, title: str, tensors: Sequence[Tensor], num_rows:
     for one in alike(plan, tensors):
         sent = [_seconds(sent_s(costs, one.name))] if plan.sharding else []
         rank = [f"rank {one.first.rank}"] if plan.num_ranks > 1 else []
-        kind = f"{len(one.tensors)} x {one.first.kind}"
+        kind = f"{len(one.tensors)} x {one.first.words}"
         rows.append((format_bytes(one.num_bytes), *sent, *rank, kind, dims_text(one.first.dims), one.name))
     words = ", seconds in collectives" if plan.sharding else ""
     return section(f"{title}: bytes per device{words}", rows, num_rows)

@@ -19,6 +19,8 @@ from rhino.ir.graph.graph import TensorType
 from rhino.ir.graph.spec import num_parts
 from rhino.ir.mlir.locations import name_of, place_of
 from rhino.ir.plan.plan import (
+    AS_BLOCKS,
+    PLAIN,
     Alternative,
     Annotations,
     Cost,
@@ -315,7 +317,7 @@ def alternatives(chosen: ShardingChoice, layout: LayoutChoice | None) -> tuple[A
     found = []
     if layout is not None:
         other, own_s = layout.other, chosen.answer.cost + layout.moved_s
-        what = "some dims stored as blocks" if other.is_viewed else "no dim stored as blocks"
+        what = AS_BLOCKS if other.is_viewed else PLAIN
         why = other.why_not if other.step_s is None else f"{other.step_s / own_s - 1:.1%} slower"
         found.append(Alternative(what, other.step_s, other.at_least_s, is_exact=other.step_s is not None, why=why))
     for target, outcome in chosen.outcomes:

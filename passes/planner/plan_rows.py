@@ -76,7 +76,7 @@ def alike(plan: Plan, tensors: Iterable[Tensor]) -> list[AlikeTensors]:
     mesh = dict(plan.mesh.axes)
     groups: dict[tuple[object, ...], list[Tensor]] = {}
     for one in tensors:
-        groups.setdefault((folded(one.path), one.kind, one.dims, one.rank), []).append(one)
+        groups.setdefault((folded(one.path), one.words, one.dims, one.rank), []).append(one)
     rows = [
         AlikeTensors(
             common_name([one.path for one in ones]),

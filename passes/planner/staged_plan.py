@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 
 from rhino.ir.cluster.cluster import load_cluster, mesh_axes
 from rhino.ir.cluster.mesh import Mesh
+from rhino.ir.diagnostics import Place
 from rhino.ir.mlir.bindings import func, ir, passmanager
-from rhino.ir.mlir.boundary import boundary_attributes
+from rhino.ir.mlir.boundary import Attributes, boundary_attributes
 from rhino.ir.mlir.donation import ALIAS, KEPT
 from rhino.ir.mlir.reader import entry_function
 from rhino.ir.plan.instructions import Feed, Fetch, Step, StepProgram
@@ -24,6 +25,7 @@ from rhino.ir.program.leaf_rows import leaf_numbers, rows_in
 from rhino.ir.program.named_tensors import result_name
 from rhino.ir.program.program import read_program
 from rhino.ir.program.staged_module import NAME, STEP, read_staged
+from rhino.ir.program.stored_shapes import VIEW, logical_shape
 from rhino.passes.base import Item, Remarks
 from rhino.passes.pipeline.program_modules import compiled_form, program_modules
 from rhino.passes.pipeline.split_stages import SplitStages
@@ -211,14 +213,14 @@ def _boundaries(staged: ir.Module, instructions: Step) -> Sides:
     arguments = []
     for kind, attributes in zip(step.type.inputs, boundary_attributes(step, "arg"), strict=True):
         alias = ir.IntegerAttr(attributes[ALIAS]).value if ALIAS in attributes else None
-        tensor = _tensor(kind, str(ir.StringAttr(attributes[NAME]).value), alias)
-        arguments.append(replace(tensor, is_kept=KEPT in attributes, rows=rows_in(attributes)))
+        tensor = _tensor(kind, str(ir.StringAttr(attributes[NAME]).value), attributes)
+        arguments.append(replace(tensor, alias=alias, is_kept=KEPT in attributes, rows=rows_in(attributes)))
     given = boundary_attributes(step, "res")
     every = [rows_in(attributes) for attributes in given]
     results = []
     for kind, attributes, rows, leaf in zip(step.type.results, given, every, leaf_numbers(every), strict=True):
         name = result_name(attributes, leaf)
-        results.append(replace(_tensor(kind, name + (rows_text(rows) if rows else ""), None), rows=rows))
+        results.append(replace(_tensor(kind, name + (rows_text(rows) if rows else ""), attributes), rows=rows))
     for one in instructions.instructions:
         match one:
             case Feed(number, slot):
@@ -232,7 +234,9 @@ def _boundaries(staged: ir.Module, instructions: Step) -> Sides:
     return tuple(arguments), tuple(results)
 
 
-def _tensor(kind: ir.Type, name: str, alias: int | None) -> Tensor:
+def _tensor(kind: ir.Type, name: str, attributes: Attributes) -> Tensor:
     tensor = ir.RankedTensorType(kind)
-    shape = tuple(tensor.shape)
-    return Tensor(name, kind_of(tensor.element_type, shape), ((),) * len(shape), tensor_bytes(tensor), alias=alias)
+    stored = tuple(tensor.shape)
+    own = kind_of(tensor.element_type, logical_shape(attributes, stored, Place(name)))
+    viewed = stored if VIEW in attributes else ()
+    return Tensor(name, own, ((),) * len(stored), tensor_bytes(tensor), viewed=viewed)

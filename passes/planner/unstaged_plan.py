@@ -88,9 +88,10 @@ def search(
     layout = remarks.find(LayoutChoice)
     answer, costs = chosen.answer, plan_costs(chosen)
     sharding = costs.sharding(ANNOTATED, read_annotations(module))
-    step_s = answer.cost
+    step_s, bound_s = answer.cost, answer.bound
     if layout is not None:
         step_s, sharding = step_s + layout.moved_s, replace(sharding, views=layout.views)
+        bound_s = bound_s if layout.other.step_s is None else min(bound_s, layout.other.at_least_s)
     arguments, results = boundary(module, is_annotated=True)
     plan = Plan(
         source=source,
@@ -102,7 +103,7 @@ def search(
         schedule="",
         options=given_options(options),
         versions={},
-        predicted=Predicted(step_s, answer.bound, (int(answer.peak_bytes),), int(chosen.budget_bytes), (0,)),
+        predicted=Predicted(step_s, bound_s, (int(answer.peak_bytes),), int(chosen.budget_bytes), (0,)),
         arguments=arguments,
         results=results,
         alternatives=alternatives(chosen, layout),
