@@ -296,7 +296,13 @@ def _autotuned(traced: Traced, request: PlanRequest, module: ir.Module, own: Pla
     refuse_several(request.remat)
     options = {name: text for name, text in request.options.items() if name in _SEARCHED}
     setup = Setup(
-        bytecode(module), traced.name, request.cluster, float(request.budget_bytes), options, request.schedules()
+        bytecode(module),
+        traced.name,
+        request.cluster,
+        float(request.budget_bytes),
+        options,
+        request.schedules(),
+        own_shapes=True,
     )
     compiler_for = _compiler_for(traced, request, own, by_jit=False)
     of_jit = _compiler_for(traced, request, own, by_jit=True) if compiler_for else None

@@ -22,10 +22,10 @@ from rhino.ir.mlir.reader import entry_function, walk
 from rhino.ir.plan.plan import Tensor, dims_between_calls, kind_of
 from rhino.ir.program.stored_shapes import VIEW, logical_shape, padded_shape
 from rhino.ir.units import format_seconds
-from rhino.passes.base import Remarks, opt
+from rhino.passes.base import Remarks, opt, run_pipeline
 from rhino.passes.layout.materialize_strides import MaterializeStrides, may_cut
 from rhino.passes.layout.shapes import Shape
-from rhino.passes.sharding.choose_shardings import ChooseShardings, PhaseTimes, ShardingChoice
+from rhino.passes.sharding.choose_shardings import LEVELS, ChooseShardings, PhaseTimes, ShardingChoice
 from rhino.passes.sharding.planning_pass import Target
 from rhino.strategies.cost.reshard import moves
 from rhino.strategies.layout.blocked_views import View, Views
@@ -66,7 +66,9 @@ class ChooseLayouts(ChooseShardings):
 
     def run(self, module: ir.Operation, remarks: Remarks) -> None:
         """Chooses, and writes the choice onto `module`."""
-        viewed, found = self.viewed(module, remarks)
+        parts = max(target.mesh.num_devices for target in self.targets(module, Remarks(remarks.file)))
+        found = Remarks(remarks.file)
+        viewed = viewed_copy(module, parts, found)
         if viewed is None:
             super().run(module, remarks)
             return
@@ -79,7 +81,9 @@ class ChooseLayouts(ChooseShardings):
         if plain.choice is None and blocks.choice is None:
             assert plain.error is not None, "it was not planned"
             raise plain.error
-        taken, other = (blocks, plain) if blocks.step_s < plain.step_s else (plain, blocks)
+        # By more than what the search itself leaves open.
+        is_faster = blocks.step_s < plain.step_s * (1 - LEVELS[self.level].gap)
+        taken, other = (blocks, plain) if is_faster else (plain, blocks)
         if taken is blocks:
             _swap(module, viewed)
         values = dict(found.result(Views).values) if taken is blocks else {}
@@ -89,16 +93,6 @@ class ChooseLayouts(ChooseShardings):
         for result in taken.remarks.results.values():
             remarks.record(result)
         remarks.record(choice)
-
-    def viewed(self, module: ir.Operation, remarks: Remarks) -> tuple[ir.Operation | None, Remarks]:
-        """Returns a copy of a module with views, None where there are none, and what was found."""
-        found = Remarks(remarks.file)
-        parts = max(target.mesh.num_devices for target in self.targets(module, Remarks(remarks.file)))
-        if parts == 1 or not any(map(may_cut, walk(entry_function(module, remarks.file).operation))):
-            return None, found
-        copy = module.clone()
-        MaterializeStrides(parts).run(copy, found)
-        return copy if found.result(Views).values else None, found
 
 
 class _Tried:
@@ -130,6 +124,18 @@ class _Tried:
             assert self.error is not None, "it was not planned"
             return OtherLayout(is_viewed, None, 0.0, self.error.what)
         return OtherLayout(is_viewed, self.step_s, self.choice.answer.bound)
+
+
+def viewed_copy(module: ir.Operation, parts: int, remarks: Remarks) -> ir.Operation | None:
+    """Returns a copy of a module with the views that are for `parts` devices; None where there are none.
+
+    What is viewed goes into `remarks`.
+    """
+    if parts == 1 or not any(map(may_cut, walk(entry_function(module, remarks.file).operation))):
+        return None
+    copy = module.clone()
+    run_pipeline([MaterializeStrides(parts)], copy, remarks)
+    return copy if remarks.result(Views).values else None
 
 
 def _words(taken: _Tried, choice: LayoutChoice) -> str:

@@ -30,6 +30,7 @@ from rhino.ir.program.program import Program, read_program
 from rhino.ir.units import PEAK, format_bytes
 from rhino.passes.base import Item, Remarks
 from rhino.passes.frontend.stage_marks import BOUNDARY
+from rhino.passes.layout.choose_layouts import viewed_copy
 from rhino.passes.pipeline.divider import Divider
 from rhino.passes.pipeline.fold_layers import FoldedLayers, FoldLayers
 from rhino.passes.pipeline.micro_batch import BATCH, MicroBatch, batch_size
@@ -106,7 +107,8 @@ class Setup:
 
     `module` is the step as bytecode, and `options` are those of the passes, by name, as `before_choice` takes them.
     `layers` is the number of alike layers in each stretch of the step that `groups` stands for, where it is folded.
-    Stages are cut within one of `tolerances` of the best balance.
+    Stages are cut within one of `tolerances` of the best balance. With `own_shapes` arrays have the shapes of the step
+    as written between steps: what is stored as blocks is moved in each, and estimates are of steps without.
     """
 
     module: bytes
@@ -118,6 +120,7 @@ class Setup:
     layers: tuple[int, ...] = ()
     groups: int = 0
     tolerances: tuple[float, ...] = TOLERANCES
+    own_shapes: bool = False
 
 
 def in_own_types(setup: Setup) -> Setup:
@@ -180,7 +183,12 @@ class Evaluator:
             target = self.target(config)
             with self.context:
                 step = self.program(config, target)
-                return self.planned(config, step[1], target, cutoff_s)
+                plain = self.planned(config, step[1], target, cutoff_s)
+                viewed = self.viewed(step[0], target)
+                if viewed is None:
+                    return plain
+                limit_s = min(cutoff_s, plain.step_s) if isinstance(plain, Estimate) else cutoff_s
+                return _best(plain, self.planned(config, viewed[1], target, limit_s))
         except RhinoError as error:
             return Refused(config, error.what, by_memory=False)
 
@@ -200,6 +208,16 @@ class Evaluator:
         while len(self.programs) > 1 and sum(program.graph.num_ops for _, program in self.programs.values()) > MOST_OPS:
             del self.programs[next(iter(self.programs))]
         return found
+
+    def viewed(self, module: ir.Module, target: Target) -> tuple[ir.Operation, Program] | None:
+        """Returns the step of `module` with dims stored as blocks, which lasts as long as its module.
+
+        Returns None where none are, or where the arrays of each step have to be brought to that.
+        """
+        parts = 1 if self.setup.own_shapes else target.mesh.num_devices
+        if (copy := viewed_copy(module.operation, parts, Remarks(self.setup.file))) is None:
+            return None
+        return copy, read_program(entry_function(copy), target.mesh, self.setup.file)
 
     def prepared(self, config: PlanConfig) -> ir.Module:
         """Returns the step in so many micro-batches, ready for the choice of shardings.
@@ -523,6 +541,17 @@ def _least_cost_s(problem: Problem) -> float:
     """Returns a bound on every choice that takes no search: what each node and each edge takes at least."""
     least = np.array([table.min(initial=inf) for table in problem.tables])
     return float(least[problem.node_table].sum() + least[problem.edge_table].sum())
+
+
+def _best(plain: Outcome, viewed: Outcome) -> Outcome:
+    """Returns the better outcome of a configuration whose step can be stored in two ways, with bounds on both."""
+    if isinstance(viewed, Refused):
+        return plain
+    if isinstance(plain, Refused):
+        return viewed
+    is_viewed = isinstance(viewed, Estimate) or (isinstance(plain, CutOff) and viewed.bound_s < plain.bound_s)
+    bounds = min(plain.bound_s, viewed.bound_s), min(plain.free_bound_s, viewed.free_bound_s)
+    return replace(viewed if is_viewed else plain, bound_s=bounds[0], free_bound_s=bounds[1])
 
 
 def _heard(found: Answer | Infeasible | Unsolved) -> Answer | Infeasible | Unsolved:
