@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, Final
 
+import drawn_fused
 import jax
 import numpy as np
 import oracle
@@ -164,6 +165,22 @@ def scans(options: Options) -> Iterator[Tried]:
         yield tried(case, try_scan, form, setting)
 
 
+def fused(options: Options) -> Iterator[Tried]:
+    """Draw training steps with fused projections, store them as blocks, and compare with one device.
+
+    Each is one program under a plan that nobody would choose, and, with `--staged`, in stages too. How they are drawn:
+    `drawn_fused.py`. The exit code is 1 if a step differs from one device.
+    """
+    _prepare()
+    for seed in options.seeds:
+        form, setting = drawn_fused.drawn(seed)
+        mood, mesh = MOODS[seed % len(MOODS)], options.meshes[seed % len(options.meshes)]
+        yield tried(f"seed {seed}: {form}; {mood} mesh {mesh}", drawn_fused.try_viewed, form, seed, mood, mesh)
+        if options.staged:
+            cut = f"{setting.stages} stages of {setting.mesh}, {setting.micro_batches} x {setting.schedule}"
+            yield tried(f"seed {seed}: {cut}{' remat' if setting.remat else ''}", drawn_fused.try_staged, form, setting)
+
+
 def _pipeline(text: bytes, name: str, setting: Setting, expected: Reference) -> dict[str, Any]:
     made = plan(text, name, setting)
     steps = run_pipeline(made, expected.inputs, len(expected.results))
@@ -251,6 +268,10 @@ QUESTIONS: Final = {
     "windows": _question(windows, (option("--seeds", range(100), "forms"), _MESHES)),
     "oracle": _question(oracles, _ORACLE),
     "scans": _question(scans, _SCANS),
+    "fused": _question(
+        fused,
+        (option("--seeds", range(40), "steps"), _MESHES, option("--staged", False, "in stages too")),
+    ),
     "pipelines": Question(str(pipelines.__doc__), pipelines, _STAGED, _PIPELINES, ("schedule", "bits"), _other_bits),
 }
 
