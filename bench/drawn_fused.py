@@ -104,8 +104,9 @@ class Form:
 def draw_form(random: np.random.Generator) -> Form:
     """Returns a form of a step."""
     kinds = tuple(str(one) for one in random.choice(list(KINDS), size=random.integers(1, 3), replace=False))
-    flags = (bool(one) for one in random.integers(2, size=5))
-    return Form(kinds, int(random.integers(1, 4)), *flags, str(random.choice(["sgd", "adam", "clipped"])))
+    scanned, biased, dropped, checkpointed, joined = (bool(one) for one in random.integers(2, size=5))
+    optimizer = str(random.choice(["sgd", "adam", "clipped"]))
+    return Form(kinds, int(random.integers(1, 4)), scanned, biased, dropped, checkpointed, joined, optimizer)
 
 
 def step_of(form: Form) -> bytes:

@@ -4,9 +4,11 @@ Training steps of batch 1 on eight devices. Their weights are pinned as Megatron
 hidden features along what it gives, one back along what it takes; everything else is the search's to choose. With
 `--free` all is. Counted is what stands in each device's program (`rhino-localize`): payload per step and device, and in
 how many collectives; beside it the predicted time of a step. `fused` splits the fused weight as it is, a device having
-a part of the queries alone; `viewed` splits each of its blocks, after `rhino-materialize-strides`.
+a part of the queries alone. `viewed` splits each of its blocks: with `--free` it is what `auto-shard` does unasked, and
+with pins what it does after `rhino-materialize-strides`, for who splits a fused dim means that split.
 
-Exit code: 1 if a viewed model with pinned weights sends more bytes than the one with separate weights.
+Exit code: 1 if a viewed model with pinned weights sends more bytes than the one with separate weights, or one without
+takes longer than the fused one.
 """
 
 from __future__ import annotations
@@ -51,11 +53,12 @@ def viewed(text: bytes, name: str) -> ir.Module:
 
 def planned(text: bytes, name: str, cluster: str, *, views: bool, pinned: bool) -> Planned:
     """Returns a training step planned for a cluster, as blocks if `views`, and with its weights pinned if `pinned`."""
-    module = viewed(text, name) if views else _run(text, name, "rhino-normalize")
+    module = viewed(text, name) if views and pinned else _run(text, name, "rhino-normalize")
     if pinned:
         pin(module)
     remarks = Remarks(name)
-    build_pass_manager(auto_shard(cluster), module.context, remarks).run(module.operation)
+    pipeline = auto_shard(cluster) if views else f"rhino-choose-shardings{{cluster={cluster}}}"
+    build_pass_manager(pipeline, module.context, remarks).run(module.operation)
     return as_planned(module, name, remarks)
 
 
@@ -118,10 +121,12 @@ def _figures(plan: Planned) -> dict[str, float]:
 
 
 def faults(found: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Yields the pinned models of which the viewed form sends more than separate weights."""
+    """Yields the models of which the viewed form sends more than separate weights, or takes longer than fused ones."""
     for one in found:
         if one["pinned"] and one["viewed"]["num_bytes"] > one["separate"]["num_bytes"]:
             yield f"{one['model']}: viewed sends more than separate"
+        if not one["pinned"] and one["viewed"]["step_s"] > one["fused"]["step_s"]:
+            yield f"{one['model']}: viewed takes longer than fused"
 
 
 def _cell(column: str) -> Cell:

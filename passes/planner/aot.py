@@ -18,6 +18,7 @@ from typing import Final
 from rhino.ir.cluster.hardware import Cluster, Device
 from rhino.ir.cluster.mesh import Mesh
 from rhino.ir.diagnostics import ExitCode, Place, RhinoError
+from rhino.ir.graph.graph import Graph
 from rhino.ir.hlo.compiled import Compiled
 from rhino.ir.mlir.aliases import without_kept
 from rhino.ir.mlir.bindings import ir, make_context
@@ -233,6 +234,8 @@ class Comparer:
 
     def _compare(self) -> None:
         graph, sizes = self.first.costs.plan.graph, self.mesh.shape
+        if any(one.viewed for one in self.first.plan.arguments):  # experts speak of the step as it is written
+            graph = written_graph(self.read(), self.options, self.mesh)
         for seed in expert_seeds(graph, sizes) if any(one.alias is not None for one in graph.arguments) else ():
             self.fitting(seed.name, seed, most=_EXPERTS_COMPILES)
         for one in sorted(self.candidates, key=lambda one: (one.peak_bytes > self.budget_bytes, one.step_s)):
@@ -361,12 +364,17 @@ def seed_roles(seed: Seed, mesh: Mesh, options: Mapping[str, str]) -> dict[str, 
 
 def seed_of(module: ir.Module, name: str, options: Mapping[str, str], mesh: Mesh) -> Seed:
     """Returns the expert's plan of a name for a module and the options of its passes. Annotates the module."""
+    graph = written_graph(module, options, mesh)
+    return next(seed for seed in expert_seeds(graph, mesh.shape) if seed.name == name)
+
+
+def written_graph(module: ir.Module, options: Mapping[str, str], mesh: Mesh) -> Graph:
+    """Returns the graph of the step for which shardings are chosen, no dim stored as blocks. Annotates the module."""
     rewriting, _ = shard_in_parts(options)
     build_pass_manager(rewriting, module.context, Remarks()).run(module.operation)
     with module.context, ir.Location.unknown():
         run_on_functions(module.operation, "sdy-populate-op-sharding-rules")
-        graph = read_program(entry_function(module), mesh).graph
-    return next(seed for seed in expert_seeds(graph, mesh.shape) if seed.name == name)
+        return read_program(entry_function(module), mesh).graph
 
 
 def write_seed(module: ir.Module, seed: Seed, mesh: Mesh, device: Device, but: Sequence[str] = ()) -> None:
