@@ -10,6 +10,7 @@ from rhino.ir.mlir.bindings import ir, make_context
 from rhino.ir.mlir.reader import read_module, walk
 from rhino.passes.base import Pass, Remarks, make_pass, opt, read_options
 from rhino.passes.frontend.normalize import Normalize
+from rhino.passes.layout.choose_layouts import ChooseLayouts
 from rhino.passes.layout.pad import PadDims
 from rhino.passes.pipeline.micro_batch import MicroBatch
 from rhino.passes.pipeline.split_scans import SplitScans
@@ -150,7 +151,7 @@ def test_passes_and_pipelines_are_sorted_and_distinct():
                 PadDims(cluster="cpu2"),
                 RULES,
                 PinShardings(cluster="cpu2"),
-                ChooseShardings(cluster="cpu2"),
+                ChooseLayouts(cluster="cpu2"),
                 NO_RULES,
             ),
         ),
