@@ -23,11 +23,13 @@ from report import Cell, Options, Question, key, option, run, run_child
 from rhino.ir.graph.graph import Graph
 from rhino.ir.mlir.bindings import ir, make_context
 from rhino.ir.mlir.reader import read_module
+from rhino.ir.units import format_seconds
 from rhino.passes.base import Item, Remarks
 from rhino.passes.frontend.normalize import Normalize
 from rhino.passes.sharding.choose_shardings import ChooseShardings, PhaseTimes, ShardingChoice
 from rhino.passes.textual_pipelines import build_pass_manager, parse_pipeline
 from rhino.passes.unsharded import unsharded_program
+from rhino.strategies.solver.answer import Answer, Unsolved
 from rhino.strategies.structure.cones import cones_of
 from rhino.strategies.structure.critical_path import critical_path
 from rhino.strategies.structure.dependences import flow_of
@@ -202,6 +204,40 @@ _GPTS: Final = (
 )
 
 
+# Meshes
+
+
+def meshes(options: Options) -> Iterator[Record]:
+    """What three axes gain, and what they take to plan: `--mesh=auto`, and the best mesh of it on two axes.
+
+    Processor seconds are those of planning all meshes in one process, without reading the step. "At least" is said of
+    two axes where no mesh of them was planned to its end, as three were planned before.
+    """
+    gc.disable()  # as the tools do
+    for name, words in _asked(options).items():
+        step = exported(words, "text")
+        for cluster in options.clusters:
+            since = time.process_time()
+            _, remarks = sharded(step, name, auto_shard(cluster, "auto", options.budget, options.level))
+            spent_s = time.process_time() - since
+            yield {"model": name, "cluster": cluster, "cpu_s": spent_s, **_meshes(remarks.result(ShardingChoice))}
+
+
+def _meshes(chosen: ShardingChoice) -> Record:
+    """Returns what the meshes came to."""
+    planned = {target.mesh: one for target, one in chosen.outcomes if isinstance(one, Answer)}
+    given_up = {target.mesh: one for target, one in chosen.outcomes if isinstance(one, Unsolved)}
+    two_s = min((one.cost for mesh, one in planned.items() if len(mesh.axes) < 3), default=None)
+    least_s = min((one.bound for mesh, one in given_up.items() if len(mesh.axes) < 3), default=np.inf)
+    return {
+        "mesh": str(chosen.target.mesh),
+        "step_s": chosen.answer.cost,
+        "gap": chosen.answer.gap,
+        "two_axes": format_seconds(two_s) if two_s else f"at least {format_seconds(least_s)}",
+        "meshes": f"{len(planned)}, {len(given_up)}",
+    }
+
+
 # Structure
 
 _SMALL_GPT: Final = "gpt --hidden=512 --heads=8 --ffn=2048"
@@ -297,6 +333,22 @@ QUESTIONS: Final = {
     "loops": loops.QUESTION,
     "staged-loops": loops.IN_STAGES,
     "kernels": loops.KERNELS,
+    "meshes": Question(
+        str(meshes.__doc__),
+        meshes,
+        {
+            "": key("model"),
+            "cluster": key("cluster"),
+            "best mesh": key("mesh"),
+            "step": key("step_s", "s"),
+            "gap": key("gap", ".2%"),
+            "two axes": key("two_axes"),
+            "planned, given up": key("meshes"),
+            "processor, s": key("cpu_s", ".1f"),
+        },
+        (*_GPTS, option("--clusters", ["h100x8x8", "v5p-128", "v5p-1024"], "presets or cluster files"), *_TARGET[2:]),
+        ("cluster", "best mesh"),
+    ),
     "structure": Question(
         str(structures.__doc__),
         structures,

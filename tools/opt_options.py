@@ -420,7 +420,8 @@ def _add_steps(group: argparse._ArgumentGroup) -> None:
     add(
         "--mesh",
         metavar="M",
-        help="mesh sizes, as 8, 2x4 or x=8, or auto for the best (default: the module's mesh, or an axis a level)",
+        help="mesh sizes, as 8, 2x4 or x=8, or auto for the best of up to three axes (default: the module's mesh, or "
+        "an axis a level)",
     )
     add("--budget", metavar="SIZE", help="memory per device, as 16GiB (default: what the cluster's devices have)")
     add(

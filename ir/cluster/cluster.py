@@ -18,6 +18,7 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
@@ -125,10 +126,31 @@ def default_mesh(cluster: Cluster) -> Mesh:
 
 
 def possible_meshes(cluster: Cluster) -> tuple[Mesh, ...]:
-    """Returns every mesh of one or two axes over all devices: one axis first, then by the size of the outer one."""
-    count = cluster.num_devices
+    """Returns every mesh of one or two axes over all devices: one axis first, then by the size of the outer one.
+
+    Of three levels, the mesh with an axis for each comes before them.
+    """
+    count, levels = cluster.num_devices, default_mesh(cluster)
     pairs = [(outer, count // outer) for outer in range(2, count) if count % outer == 0]
-    return tuple(mesh_of_shape(shape) for shape in [(count,), *pairs])
+    meshes = tuple([mesh_of_shape(shape) for shape in [(count,), *pairs]])
+    return (levels, *meshes) if len(levels.axes) == MOST_AXES else meshes
+
+
+MOST_AXES: Final = 3
+"""Axes that a mesh has at most, unasked."""
+
+
+MOST_ON_TWO_AXES: Final = 64
+"""Devices up to which two axes are enough where they are of fewer than three levels."""
+
+
+def takes_three_axes(cluster: Cluster, num_ranks: int = 1) -> bool:
+    """Returns whether a rank's mesh may have three axes unasked: on three levels, or on more than 64 devices."""
+    count, levels, joined = cluster.num_devices // num_ranks, 0, 1
+    for level in reversed(cluster.levels):
+        levels += level.size > 1 and joined < count
+        joined *= level.size
+    return levels >= MOST_AXES or count > MOST_ON_TWO_AXES
 
 
 def mesh_axes(cluster: Cluster, shape: tuple[int, ...], names: tuple[str, ...] | None = None) -> tuple[MeshAxis, ...]:

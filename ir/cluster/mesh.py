@@ -49,6 +49,23 @@ def mesh_of_shape(shape: tuple[int, ...]) -> Mesh:
     return Mesh(tuple(zip(names, shape, strict=False)))
 
 
+def finer_shapes(shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """Returns the shapes of three axes next to one, all with as many devices; none next to a single axis.
+
+    Of two axes one is divided; of three one gets a prime factor of another.
+    """
+    found: list[tuple[int, ...]] = []
+    for at, size in enumerate(shape):
+        for factor in (factor for factor in range(2, size) if size % factor == 0):
+            if len(shape) == 2:
+                found.append((*shape[:at], factor, size // factor, *shape[at + 1 :]))
+            elif len(shape) == 3 and all(factor % smaller for smaller in range(2, factor)):
+                for other in (other for other in range(3) if other != at):
+                    moved = {at: size // factor, other: shape[other] * factor}
+                    found.append(tuple([moved.get(place, one) for place, one in enumerate(shape)]))
+    return tuple(dict.fromkeys(found))
+
+
 def parse_mesh(text: str) -> Mesh:
     """Returns the mesh written as "8", "2x4" or "x=2,y=4" (outermost axis first).
 

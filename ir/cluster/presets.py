@@ -222,14 +222,14 @@ efficiency = {{ value = {efficiency[0]}, source = "{efficiency[1]}" }}
 """
 
 
-def _tpu_links(size: int, port: tuple[float, str], pairs: tuple[float, ...]) -> str:
+def _tpu_links(size: int, port: tuple[float, str], pairs: tuple[float, ...], name: str = "ici") -> str:
     partial = "".join(
         f'{units} = {{ value = {rate}, source = "one link: a group of {units} is a line of the slice, not a ring" }}\n'
         for units, rate in zip((2, 4), pairs, strict=False)
     )
     return f"""
 [[level]]
-name = "ici"
+name = "{name}"
 size = {size}
 topology = "ring"
 devices_per_port = 1
@@ -286,6 +286,12 @@ _ICI_V6E = (
     "Google Cloud docs, TPU v6e: 800 GBps both ways over 4 links, 100 GB/s per link and direction; a ring uses 2 links",
 )
 
+
+def _torus(size: int, port: tuple[float, str], pairs: tuple[float, ...]) -> str:
+    """Returns the levels of a cube of chips: along each of its three sides they are rings of `size`."""
+    return "".join([_tpu_links(size, port, pairs, f"ici-{side}") for side in "xyz"])
+
+
 _NVLINK3 = _nvswitch(3, 300e9, "12 links of 25 GB/s per direction (NVIDIA A100 white paper, 2020)")
 _NVLINK4 = _nvswitch(4, 450e9, "18 links of 25 GB/s per direction (NVIDIA H100 white paper, 2022)")
 _NVLINK5 = _nvswitch(5, 900e9, "18 links of 50 GB/s per direction (NVIDIA Blackwell architecture brief, 2024)")
@@ -329,6 +335,12 @@ _CLUSTERS: Final[dict[str, tuple[str, str, str]]] = {
         "a 2x2x2 slice of TPU v5p: 8 chips (the 16 in its name counts cores)",
         "v5p:2x2x2",
         _V5P + _tpu_links(8, _ICI_V5P, (100e9, 100e9)),
+    ),
+    "v5p-128": ("a 4x4x4 slice of TPU v5p: a torus of 64 chips", "v5p:4x4x4", _V5P + _torus(4, _ICI_V5P, (100e9,))),
+    "v5p-1024": (
+        "an 8x8x8 slice of TPU v5p: a torus of 512 chips",
+        "v5p:8x8x8",
+        _V5P + _torus(8, _ICI_V5P, (100e9, 100e9)),
     ),
 }
 

@@ -18,7 +18,7 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from rhino.ir.arrays import Ints
-from rhino.ir.cluster.cluster import Cluster, load_cluster, mesh_axes
+from rhino.ir.cluster.cluster import Cluster, load_cluster, mesh_axes, takes_three_axes
 from rhino.ir.cluster.mesh import mesh_of_shape
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.graph.graph import Graph, Loop
@@ -598,6 +598,7 @@ def make_space(
         resident_bytes=argument_bytes / cluster.num_devices,
         passing_bytes=passing / cluster.num_devices,
         has_kin=not meshes,
+        three_axes=frozenset([count for count in found if takes_three_axes(cluster, count)]),
     )
 
 
@@ -629,7 +630,7 @@ def rank_meshes(cluster: Cluster, num_ranks: int) -> tuple[tuple[int, ...], ...]
 
     They have two axes where the number of devices is a product. On devices of one level the order of the axes says
     little, and two axes do whatever one does: then it is one mesh for each product of two factors that gives the
-    number. What one axis, or the other order, has in its favour is looked at for the best plans (`Space.kin`).
+    number. What one axis, three, or the other order have in their favour is looked at for the best plans (`Space.kin`).
     """
     size = cluster.num_devices // num_ranks
     pairs = [(outer, size // outer) for outer in range(2, size) if size % outer == 0]

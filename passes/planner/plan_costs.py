@@ -34,6 +34,7 @@ from rhino.ir.plan.plan import (
     layout_text,
 )
 from rhino.ir.program.program import Program
+from rhino.ir.units import format_seconds
 from rhino.passes.layout.choose_layouts import LayoutChoice
 from rhino.passes.sharding.choose_shardings import ShardingChoice
 from rhino.strategies.choice.choice import Choice
@@ -41,7 +42,7 @@ from rhino.strategies.choice.sharding_plan import ShardingPlan, Transfer
 from rhino.strategies.cost.candidates import State
 from rhino.strategies.cost.cost_model import step_seconds
 from rhino.strategies.cost.nodes import Node
-from rhino.strategies.solver.answer import Answer
+from rhino.strategies.solver.answer import Answer, Unsolved
 from rhino.strategies.solver.problem import Problem
 
 _Row = TypeVar("_Row", Cost, PeakTensor, Work)
@@ -325,6 +326,9 @@ def alternatives(chosen: ShardingChoice, layout: LayoutChoice | None) -> tuple[A
         if isinstance(outcome, Answer) and outcome is not chosen.answer:
             slower = outcome.cost / chosen.answer.cost - 1
             found.append(Alternative(what, outcome.cost, outcome.bound, is_exact=True, why=f"{slower:.1%} slower"))
+        elif isinstance(outcome, Unsolved):
+            why = f"takes at least {format_seconds(outcome.bound)}"
+            found.append(Alternative(what, None, outcome.bound, is_exact=False, why=why))
         elif isinstance(outcome, RhinoError):
             found.append(Alternative(what, None, 0.0, is_exact=False, why=outcome.what))
     return tuple(sorted(found, key=lambda one: (one.step_s is None, one.step_s or 0.0, one.what)))

@@ -16,10 +16,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from math import ceil
+from math import ceil, inf
 from typing import ClassVar
 
 from rhino.ir.cluster.cluster import load_cluster
+from rhino.ir.cluster.mesh import Mesh
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.graph.collective_stats import EMPTY, CollectiveStats, one_collective
 from rhino.ir.graph.graph import BARRIER, WHILE, YIELD
@@ -59,6 +60,9 @@ STRATEGY = "rhino.strategy"
 
 LEVELS = {2: Limits(prices=12, gap=1e-3), 3: Limits(prices=60, gap=1e-4, exact_below_states=1000)}
 """What a search may spend, by `level`."""
+
+MeshOutcome = tuple[Target, Answer | Unsolved | RhinoError]
+"""A mesh, and what it came to."""
 
 _UNANNOTATED = frozenset({"sdy.sharding_constraint", WHILE, MANUAL})
 """Ops without `sdy.sharding`: a constraint and a manual computation say it already.
@@ -103,23 +107,42 @@ class ChooseShardings(PlanningPass):
         if self.ranks > 1:
             cluster = load_cluster(self.cluster)
             targets = tuple(rank_target(cluster, one.mesh, self.ranks, one.mesh_name) for one in targets)
-        tried = [self.plan(module, target, clock, remarks) for target in targets]
-        planned = [one for one in tried if isinstance(one, ShardingChoice)]
-        if not planned:
-            raise next(one for one in tried if isinstance(one, RhinoError))
-        best = min(planned, key=lambda one: one.answer.cost)
+        best, outcomes = self.best(module, targets, clock, remarks)
         write_plan(module, best.program, best.plan, best.target)
-        if len(targets) > 1:
-            _remark_meshes(targets, tried, remarks)
+        if len(outcomes) > 1:
+            _remark_meshes(outcomes, remarks)
         _remark(best.program, best.plan, best.answer, best.target, best.budget_bytes, remarks)
-        outcomes = [one.answer if isinstance(one, ShardingChoice) else one for one in tried]
-        remarks.record(replace(best, outcomes=tuple(zip(targets, outcomes, strict=True))))
+        remarks.record(replace(best, outcomes=outcomes))
         clock.lap("write")
 
+    def best(
+        self, module: ir.Operation, targets: Sequence[Target], clock: _Clock, remarks: Remarks
+    ) -> tuple[ShardingChoice, tuple[MeshOutcome, ...]]:
+        """Returns the plan for the best mesh, and what each mesh came to.
+
+        After `targets` come the meshes next to the best (`finer`), until none of them is better. A mesh is given up
+        once its bound reaches the best step so far.
+        """
+        best: ShardingChoice | None = None
+        outcomes: dict[Mesh, MeshOutcome] = {}
+        while waiting := [one for one in targets if one.mesh not in outcomes]:
+            for target in waiting:
+                found = self.plan(module, target, clock, remarks, best.answer.cost if best else inf)
+                outcomes[target.mesh] = (target, found.answer if isinstance(found, ShardingChoice) else found)
+                if isinstance(found, ShardingChoice) and (best is None or found.answer.cost < best.answer.cost):
+                    best = found
+            targets = self.finer(module, best.target) if best else ()
+        if best is None:
+            raise next(one for _, one in outcomes.values() if isinstance(one, RhinoError))
+        return best, tuple(outcomes.values())
+
     def plan(
-        self, module: ir.Operation, target: Target, clock: _Clock, remarks: Remarks
-    ) -> ShardingChoice | RhinoError:
-        """Returns the plan for one mesh, or why there is none. `module` gets sharding rules, nothing else."""
+        self, module: ir.Operation, target: Target, clock: _Clock, remarks: Remarks, cutoff_s: float = inf
+    ) -> ShardingChoice | Unsolved | RhinoError:
+        """Returns the plan for one mesh, or why there is none: a bound of `cutoff_s` or more, or an error.
+
+        `module` gets sharding rules, nothing else.
+        """
         program = self.read(module, target, remarks)
         clock.lap("graph")
         try:
@@ -136,7 +159,7 @@ class ChooseShardings(PlanningPass):
                 choice = replace(
                     choice, problem=several_in_flight(choice, loop, min(self.ranks, loop.trips or self.ranks))
                 )
-        search = Search(choice.problem, LEVELS[self.level])
+        search = Search(choice.problem, replace(LEVELS[self.level], cutoff=cutoff_s))
         first = search.reduce()
         clock.lap("reduce")
         if self.ranks == 1:
@@ -148,6 +171,8 @@ class ChooseShardings(PlanningPass):
             return ShardingChoice(
                 target, program, choice, make_plan(choice, outcome.states), outcome, budget, search.solver
             )
+        if isinstance(outcome, Unsolved) and outcome.bound >= cutoff_s:
+            return outcome
         return does_not_fit(choice.with_memory(), program, budget, outcome, self.ranks)
 
 
@@ -155,7 +180,7 @@ class ChooseShardings(PlanningPass):
 class ShardingChoice:
     """The shardings that were chosen for one mesh, and how they were found, under a budget for all ranks together.
 
-    `outcomes` are those of every mesh that was evaluated, this one among them.
+    `outcomes` are those of every mesh that was evaluated, this one among them; one that was given up has its bound.
     """
 
     target: Target
@@ -165,7 +190,7 @@ class ShardingChoice:
     answer: Answer
     budget_bytes: float
     solver: Solver
-    outcomes: tuple[tuple[Target, Answer | RhinoError], ...] = ()
+    outcomes: tuple[MeshOutcome, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,13 +200,16 @@ class PhaseTimes:
     seconds: dict[str, float] = field(default_factory=dict)
 
 
-def _remark_meshes(targets: Sequence[Target], tried: Sequence[ShardingChoice | RhinoError], remarks: Remarks) -> None:
+def _remark_meshes(outcomes: Sequence[MeshOutcome], remarks: Remarks) -> None:
     """Says what each mesh came to."""
-    for target, one in zip(targets, tried, strict=True):
-        if isinstance(one, ShardingChoice):
-            result = f"step {format_seconds(one.answer.cost)}, at least {format_seconds(one.answer.bound)}"
-        else:
-            result = one.what
+    for target, one in outcomes:
+        match one:
+            case Answer():
+                result = f"step {format_seconds(one.cost)}, at least {format_seconds(one.bound)}"
+            case Unsolved():
+                result = f"given up, at least {format_seconds(one.bound)}"
+            case RhinoError():
+                result = one.what
         remarks.add(ChooseShardings.name, Place(remarks.file), f"mesh {target.mesh}: {result}")
 
 

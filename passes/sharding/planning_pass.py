@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from rhino.ir.cluster.age import stale_now
-from rhino.ir.cluster.cluster import Cluster, default_mesh, load_cluster, mesh_axes, possible_meshes
-from rhino.ir.cluster.mesh import Mesh, parse_mesh
+from rhino.ir.cluster.cluster import Cluster, default_mesh, load_cluster, mesh_axes, possible_meshes, takes_three_axes
+from rhino.ir.cluster.mesh import Mesh, finer_shapes, mesh_of_shape, parse_mesh
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.graph.spec import spec_text
 from rhino.ir.mlir.bindings import ir, passmanager
@@ -67,15 +67,14 @@ class PlanningPass(Pass):
     cluster: str = opt(DEFAULT_CLUSTER, "a preset's name or a cluster file")
     mesh: str = opt(
         "",
-        "mesh sizes, as 8, 2x4 or x=2,y=4, or auto for the best of all with one or two axes; empty takes the "
-        "module's mesh, or else an "
-        "axis for each level of the cluster",
+        "mesh sizes, as 8, 2x4 or x=2,y=4, or auto for the best of one or two axes, and of three on three levels or "
+        "more than 64 devices; empty takes the module's mesh, or else an axis for each level of the cluster",
     )
 
     def targets(self, module: ir.Operation, remarks: Remarks) -> tuple[Target, ...]:
-        """Returns the meshes that may be planned for.
+        """Returns the meshes that are planned for first.
 
-        This is one mesh, or with `auto` all of one or two axes over the cluster and those that scopes need.
+        This is one mesh, or with `auto` those of `possible_meshes` and those that scopes need.
         """
         if self.mesh != AUTO:
             return (self.target(module, remarks),)
@@ -84,6 +83,14 @@ class PlanningPass(Pass):
         cluster = self.load(remarks)
         meshes = dict.fromkeys([*possible_meshes(cluster), *scope_meshes(module, cluster.num_devices)])
         return tuple(_target(cluster, MESH_NAME, mesh) for mesh in meshes)
+
+    def finer(self, module: ir.Operation, best: Target) -> tuple[Target, ...]:
+        """Returns the meshes of three axes next to the best so far; none where one was asked for or two are enough."""
+        if self.mesh != AUTO or module_mesh(module) is not None:
+            return ()
+        cluster = load_cluster(self.cluster)
+        shapes = finer_shapes(best.mesh.shape) if takes_three_axes(cluster) else ()
+        return tuple([_target(cluster, MESH_NAME, mesh_of_shape(shape)) for shape in shapes])
 
     def load(self, remarks: Remarks) -> Cluster:
         """Returns the cluster that is planned for, with a remark for each reason why its measurements may not hold."""

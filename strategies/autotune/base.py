@@ -16,6 +16,8 @@ from dataclasses import dataclass, field, replace
 from math import inf, prod
 from typing import Final
 
+from rhino.ir.cluster.mesh import finer_shapes
+
 ROUND: Final = 4
 """Configurations in a round: enough for the cores of a small machine, few enough to learn from earlier rounds."""
 
@@ -199,7 +201,8 @@ class Space:
     ascending, and `finer` all that there are. `least_s` is the time of the step's arithmetic on all devices at their
     full rate, `most` how many configurations a strategy has evaluated at most, `budget_bytes` what a device may hold.
     If the whole step was divided evenly among all devices, each would hold `resident_bytes` throughout and
-    `passing_bytes` more at its peak. `has_kin` says that ranks may have other meshes than those, too.
+    `passing_bytes` more at its peak. `has_kin` says that ranks may have other meshes than those, too; those of the
+    numbers of stages in `three_axes` also of three axes.
     """
 
     meshes: dict[int, tuple[tuple[int, ...], ...]]
@@ -212,12 +215,17 @@ class Space:
     resident_bytes: float = 0.0
     passing_bytes: float = 0.0
     has_kin: bool = False
+    three_axes: frozenset[int] = frozenset()
 
     def kin(self, config: PlanConfig) -> list[PlanConfig]:
-        """Returns the configurations with a rank's devices in one row, or its axes reversed; none unless `has_kin`."""
+        """Returns the configurations with a rank's devices on the meshes next to its own; none unless `has_kin`.
+
+        These are one row, the axes reversed, and where there may be three axes, those next to its own.
+        """
         if not self.has_kin:
             return []
-        meshes = dict.fromkeys([(prod(config.mesh),), config.mesh[::-1]])
+        finer = finer_shapes(config.mesh) if config.stages in self.three_axes else ()
+        meshes = dict.fromkeys([(prod(config.mesh),), config.mesh[::-1], *finer])
         return [replace(config, mesh=mesh) for mesh in meshes if mesh != config.mesh]
 
     def seed(self, stages: int, remat: float = 0.0) -> int:

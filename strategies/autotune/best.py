@@ -6,8 +6,9 @@ than any other's: `aceso`, which goes on from plans that are not the best, comes
 itself; the others look at no less if more is cut off. What nobody else would ask for is looked at while there were
 fewer configurations than that in all.
 
-*Kin* of a configuration has a rank's devices in one row, or its axes the other way round. That seldom changes much, so
-families of kin are walked only where the best configuration of as many stages comes near the best of all.
+*Kin* of a configuration has a rank's devices in one row, its axes the other way round, or on three axes. That seldom
+changes much, so families of kin are walked only where the best configuration of as many stages comes near the best of
+all, and those of kin's kin where kin is better.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ def search(trials: Evaluations) -> None:
         if starts := _starts(trials):
             aceso.alleviate(trials, starts, FAILS)
     with trials.requested_by(STRATEGY.name), trials.allowing(_rest(trials)):
-        families.walk(trials, replace(trials.space, meshes=_kin(trials)))
+        walked = {PlanConfig(stages, mesh, 0) for stages, meshes in trials.space.meshes.items() for mesh in meshes}
+        while kin := _kin(trials, walked):
+            families.walk(trials, replace(trials.space, meshes=kin))
 
 
 def _rest(trials: Evaluations) -> int:
@@ -82,11 +85,20 @@ def _starts(trials: Evaluations) -> list[PlanConfig]:
     return list(best.values())[:STARTS]
 
 
-def _kin(trials: Evaluations) -> dict[int, tuple[tuple[int, ...], ...]]:
-    """Returns the kin of each stage count's best mesh, where its configuration comes near the best of all."""
+def _kin(trials: Evaluations, walked: set[PlanConfig]) -> dict[int, tuple[tuple[int, ...], ...]]:
+    """Returns the kin of each stage count's best mesh, where its configuration comes near the best of all.
+
+    Meshes are returned once: what was returned before is in `walked`, and what is returned is added to it.
+    """
     least: dict[int, tuple[float, PlanConfig]] = {}
     for config, one in trials.known.items():
         if isinstance(one, Estimate | CutOff):
             least[config.stages] = min(least.get(config.stages, (inf, config)), (one.step_s, config))
     near = [config for _, (seconds, config) in sorted(least.items()) if seconds < NEAR * trials.explored.best_s]
-    return {config.stages: tuple([kin.mesh for kin in trials.space.kin(config)]) for config in near}
+    found: dict[int, tuple[tuple[int, ...], ...]] = {}
+    for config in near:
+        fresh = [replace(kin, micro_batches=0, remat=0.0) for kin in trials.space.kin(config)]
+        if meshes := tuple([kin.mesh for kin in fresh if kin not in walked]):
+            found[config.stages] = meshes
+        walked.update(fresh)
+    return found

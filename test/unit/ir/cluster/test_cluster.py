@@ -20,11 +20,13 @@ from rhino.ir.cluster.cluster import (
     load_cluster,
     mesh_axes,
     parse_cluster,
+    possible_meshes,
     preset_names,
     preset_table,
+    takes_three_axes,
 )
 from rhino.ir.cluster.hardware import FLOPS_KEYS, TOPOLOGIES, Device, Line, Operator, Origin, flops_key
-from rhino.ir.cluster.mesh import Mesh, mesh_of_shape, parse_mesh
+from rhino.ir.cluster.mesh import Mesh, finer_shapes, mesh_of_shape, parse_mesh
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.units import format_bytes, format_seconds, parse_size
 
@@ -44,6 +46,7 @@ def test_preset_names_and_sizes():
         **{"cpu2": 2, "cpu4": 4, "cpu8": 8, "v100x8": 8, "v100x8x2": 16, "s1x8": 8},
         **{"a100x8": 8, "a100x8x2": 16, "h100x8": 8, "h100x8x2": 16, "h100x8x4": 32, "h100x8x8": 64},
         **{"h200x8": 8, "b200x8": 8, "v5e-8": 8, "v5e-16": 16, "v6e-8": 8, "v5p-8": 4, "v5p-16": 8},
+        **{"v5p-128": 64, "v5p-1024": 512},
     }
 
 
@@ -372,6 +375,53 @@ def test_text_round_trips(cluster):
 def test_default_mesh_has_an_axis_per_level():
     assert default_mesh(load_cluster("v100x8x2")) == Mesh((("x", 2), ("y", 8)))
     assert default_mesh(load_cluster("s1x8")) == Mesh((("x", 8),))
+
+
+def levels_of(*sizes: int) -> Cluster:
+    """Returns a cluster of levels of these sizes, outermost first."""
+    cluster = load_cluster("s1x8")
+    levels = [replace(cluster.levels[0], name=f"level{at}", size=size) for at, size in enumerate(sizes)]
+    return replace(cluster, levels=tuple(levels))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "num_ranks", "expected"),
+    [
+        *(((8, 8), 1, False), ((2, 64), 1, True), ((2, 64), 2, False), ((2, 2, 2), 1, True), ((2, 1, 2), 1, False)),
+        *(((2, 2, 2), 2, False), ((4, 2, 2), 2, True), ((128,), 1, True)),
+    ],
+)
+def test_a_rank_on_three_levels_or_of_many_devices_may_have_three_axes(sizes, num_ranks, expected):
+    assert takes_three_axes(levels_of(*sizes), num_ranks) == expected
+
+
+def test_meshes_to_choose_from_begin_with_three_levels():
+    shapes = [mesh.shape for mesh in possible_meshes(levels_of(2, 2, 3))]
+    assert shapes == [(2, 2, 3), (12,), (2, 6), (3, 4), (4, 3), (6, 2)]
+    assert possible_meshes(levels_of(4, 3)) == tuple(map(mesh_of_shape, shapes[1:]))
+
+
+def test_shapes_next_to_one_have_three_axes():
+    assert finer_shapes((4, 6)) == ((2, 2, 6), (4, 2, 3), (4, 3, 2))
+    assert finer_shapes((2, 2, 6)) == ((4, 2, 3), (2, 4, 3), (6, 2, 2), (2, 6, 2))
+    assert finer_shapes((8,)) == finer_shapes((2, 3)) == finer_shapes((2, 2, 2, 2)) == ()
+
+
+@given(st.permutations([2, 2, 2, 3, 5]))
+def test_every_shape_of_three_axes_is_reached_from_two(factors):
+    """A shape is next to another in steps that all keep the number of devices."""
+    first, count = (factors[0], math.prod(factors[1:])), math.prod(factors)
+    seen, waiting = {first}, [first]
+    while waiting:
+        for shape in finer_shapes(waiting.pop()):
+            assert len(shape) == 3
+            assert math.prod(shape) == count
+            assert min(shape) > 1
+            if shape not in seen:
+                seen.add(shape)
+                waiting.append(shape)
+    every = [(a, b, count // a // b) for a in range(2, count) for b in range(2, count) if count % (a * b) == 0]
+    assert seen - {first} == {shape for shape in every if shape[2] > 1}
 
 
 @pytest.mark.parametrize(

@@ -277,6 +277,22 @@ def test_meshes_in_one_row_and_numbers_in_between_are_tuned_at_the_end():
     assert (best.mesh, best.micro_batches) == ((4,), 6)
 
 
+@pytest.mark.parametrize(("three_axes", "mesh"), [(frozenset({1}), (4, 4, 4)), (frozenset(), (8, 8))])
+def test_three_axes_are_walked_to_from_the_best_of_two_where_a_rank_may_have_them(
+    three_axes: frozenset[int], mesh: tuple[int, ...]
+):
+    """No mesh next to (8, 8) is (4, 4, 4): it is next to (2, 4, 8), (4, 2, 8) and the like, which are better."""
+
+    def evaluate(configs: Sequence[PlanConfig], _: float) -> list[Outcome]:
+        steps = [(one, 1 + 0.01 * max(one.mesh) - 0.1 * (len(one.mesh) > 2)) for one in configs]
+        return [Estimate(one, "", s, 0.5, 0.5, s, 0.0, (1.0,)) for one, s in steps]
+
+    space = Space({1: ((4, 16), (8, 8))}, (1,), 0.0, remats=(0.0,), has_kin=True, three_axes=three_axes)
+    explored = explore(space, evaluate)
+    assert explored.ranked[0].config.mesh == mesh
+    assert len({one.config for one in explored.outcomes}) == len(explored.outcomes)
+
+
 def test_shares_in_between_are_tuned_at_the_end():
     def evaluate(configs: Sequence[PlanConfig], _: float) -> list[Outcome]:
         return [
