@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import gcd
 from typing import Final
 
 from rhino.ir.graph.graph import Graph
@@ -120,18 +121,18 @@ def _seeds(graph: Graph, cuts: Mapping[int, Cut]) -> Iterator[_Seed]:
         if len(dims) != 1:
             continue
         (dim,) = dims
-        if len(parts) > 1 and len({part[dim] for part in parts}) == 1:
-            yield _Seed((whole, dim), parts[0][dim], op)
+        if len(parts) > 1:
+            yield _Seed((whole, dim), gcd(*(part[dim] for part in parts)), op)
         elif cut.whole == 0:
             slices[whole, dim].append((cut.offsets[0][dim], parts[0][dim], op))
     for (value, dim), taken in slices.items():
-        (_, block, op), size = taken[0], graph.type_of(value).shape[dim]
-        if (
-            block
-            and size % block == 0
-            and {(start, length) for start, length, _ in taken} == {(k, block) for k in range(0, size, block)}
-        ):
-            yield _Seed((value, dim), block, op)
+        op, ends = taken[0][2], 0
+        for start, length in sorted({(start, length) for start, length, _ in taken}):
+            if start != ends:
+                break
+            ends = start + length
+        if ends == graph.type_of(value).shape[dim]:
+            yield _Seed((value, dim), gcd(*(length for _, length, _ in taken)), op)
 
 
 @dataclass(eq=False)
