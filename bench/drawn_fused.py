@@ -183,7 +183,7 @@ def try_viewed(form: Form, seed: int, mood: str, mesh: str) -> tuple[bool, str]:
     drawn = drawable(str(module), mesh)
     chosen = drawn.plan(seed, mood)
     expected = one_device(text.decode())
-    found = expected.difference(chosen, drawn.module)
+    found = expected.difference(chosen, drawn.module, own_collectives=True)
     regions = len(remarks.result(Views).regions)
     line = f"{regions} regions; worst result {found.value.label}, relative error {found.max_rel:.2g}"
     if found.passes:

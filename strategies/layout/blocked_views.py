@@ -105,7 +105,9 @@ class _Seed:
 
 
 def _seeds(graph: Graph, cuts: Mapping[int, Cut]) -> Iterator[_Seed]:
-    """Yields the dims of floating-point tensors that are cut into equal blocks, all of which are taken.
+    """Yields the dims of floating-point tensors that are cut in parts, all of which are taken.
+
+    The block is the largest of which all of them are multiples.
 
     Integers are indices and random bits: a product takes none of them, and a view of them would spread to whatever they
     mask.

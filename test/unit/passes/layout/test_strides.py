@@ -115,6 +115,23 @@ def test_other_cuts_are_left_as_they_are(old: str, new: str):
     assert str(module) == str(parse(text))
 
 
+def test_parts_of_several_sizes_are_cut_in_what_they_are_multiples_of():
+    text = function(
+        """
+        %y = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0]\
+ : (tensor<4x6xf32>, tensor<6x12xf32>) -> tensor<4x12xf32>
+        %a = stablehlo.slice %y [0:4, 0:8] : (tensor<4x12xf32>) -> tensor<4x8xf32>
+        %b = stablehlo.slice %y [0:4, 8:12] : (tensor<4x12xf32>) -> tensor<4x4xf32>
+        """,
+        {"x": tensor((4, 6)), "w": tensor((6, 12))},
+        {"a": tensor((4, 8)), "b": tensor((4, 4))},
+    )
+    module, views = run_pass(text, "{parts=4}")
+    assert [region.block for region in views.regions] == [4]
+    assert kinds(module)[0] == ["tensor<4x6xf32>", "tensor<6x3x4xf32>"]
+    check_same(text, module)
+
+
 def test_a_cut_of_integers_is_left_as_it_is():
     text = FUSED_PROJECTION.replace("f32", "i32")
     assert str(run_pass(text)[0]) == str(parse(text))
