@@ -25,6 +25,7 @@ from rhino.ir.mlir.manual import bytecode
 from rhino.ir.mlir.reader import read_module
 from rhino.ir.plan.files import save_plan
 from rhino.passes.base import Item, Remarks, read_options
+from rhino.passes.layout.choose_layouts import LayoutChoice
 from rhino.passes.planner.unstaged_plan import search
 from rhino.passes.sharding.choose_shardings import ShardingChoice
 from rhino.passes.sharding.localize import Localize
@@ -147,7 +148,7 @@ class _Command:
                     print(one, file=self.stderr)
             shards = any(name == "auto-shard" for name, _ in options.steps) and not options.verify_diagnostics
             if shards and (chosen := outcome.remarks.find(ShardingChoice)):
-                print(summary_text(chosen), file=self.stderr)
+                print(summary_text(chosen, outcome.remarks.find(LayoutChoice)), file=self.stderr)
             if options.print_statistics:
                 print(statistics_text(outcome.remarks), file=self.stderr)
             if options.localize and (stats := outcome.remarks.find(CollectiveStats)):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from rhino.ir.graph.collective_stats import CollectiveStats
 from rhino.ir.units import PEAK, format_bytes, format_seconds, peak_text
 from rhino.passes.base import Remarks
+from rhino.passes.layout.choose_layouts import LayoutChoice
 from rhino.passes.sharding.choose_shardings import PhaseTimes, ShardingChoice
 
 
@@ -29,12 +30,20 @@ def statistics_text(remarks: Remarks) -> str:
     return "\n".join(["statistics:", *lines]) if rows else "statistics: none"
 
 
-def summary_text(chosen: ShardingChoice) -> str:
-    """Returns in a line what a search has come to: the step, its bound, the memory, the mesh."""
+def summary_text(chosen: ShardingChoice, layout: LayoutChoice | None = None) -> str:
+    """Returns in a line what a search has come to: the step, its bound, the memory, the mesh, and what is in blocks."""
     answer = chosen.answer
     axes = ", ".join(f"{name}={size}" for name, size in chosen.target.mesh.axes)
     seconds = f"step {format_seconds(answer.cost)}, at least {format_seconds(answer.bound)} (gap {answer.gap:.2%})"
-    return f"rhino-opt: {seconds}; {peak_text(answer.peak_bytes, chosen.budget_bytes)}; mesh {axes}"
+    blocks = ""
+    if layout is not None and layout.views:
+        count, without_s = (
+            sum(value < len(chosen.program.graph.arguments) for value in layout.views),
+            layout.other.step_s,
+        )
+        without = "" if without_s is None else f" ({format_seconds(without_s)} without)"
+        blocks = f"; blocks in {count} argument{'s' if count != 1 else ''}{without}"
+    return f"rhino-opt: {seconds}; {peak_text(answer.peak_bytes, chosen.budget_bytes)}; mesh {axes}{blocks}"
 
 
 def collectives_text(stats: CollectiveStats) -> str:
