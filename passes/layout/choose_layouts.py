@@ -15,6 +15,7 @@ Source    Rhino 4.1 and 4.3.3. That a caller's arrays are moved in each call: `r
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import ClassVar
 
 from rhino.ir.diagnostics import Place, RhinoError
@@ -119,7 +120,7 @@ class _Tried:
     @property
     def step_s(self) -> float:
         """The step, with what is moved in it; infinite where it was not planned."""
-        return float("inf") if self.choice is None else self.choice.answer.cost + self.moved_s
+        return inf if self.choice is None else self.choice.answer.cost + self.moved_s
 
     def as_other(self, *, is_viewed: bool) -> OtherLayout:
         """Returns what is kept of it where it is not taken."""
