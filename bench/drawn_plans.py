@@ -32,7 +32,7 @@ from rhino.ir.program.program import Program
 from rhino.passes.base import Remarks
 from rhino.passes.sharding.choose_shardings import ChooseShardings, predicted_stats, write_plan
 from rhino.passes.sharding.localize import localized_copy
-from rhino.passes.sharding.planning_pass import Target, build_choice
+from rhino.passes.sharding.planning_pass import Target, build_choice, with_offload
 from rhino.passes.textual_pipelines import build_pass_manager
 from rhino.runtime.executor.compare import Difference, differences, worst
 from rhino.runtime.executor.executable import Executable, Host, compile_module
@@ -88,13 +88,16 @@ class Drawable:
 
 
 def drawable(text: str, mesh: str) -> Drawable:
-    """Returns the program in `text`, read for `mesh` on the host's devices; each is good for one plan."""
+    """Returns the program in `text`, read for `mesh` on the host's devices; each is good for one plan.
+
+    What only its update reads may lie in host memory.
+    """
     module, remarks = read_module(text.encode(), _FILE, make_context()), Remarks(_FILE)
     with module.context, ir.Location.unknown():
         build_pass_manager(_RULES, module.context, remarks).run(module.operation)
         chooser = ChooseShardings(cluster="cpu8", mesh=mesh)
         target = chooser.target(module.operation, remarks)
-        program = chooser.read(module.operation, target, remarks)
+        program = with_offload(chooser.read(module.operation, target, remarks), target)
         return Drawable(module, program, target, build_choice(program, target))
 
 

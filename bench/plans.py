@@ -6,6 +6,7 @@ import sys
 from typing import Final
 
 import every_plan
+import offload
 import papers
 import precision
 import stages
@@ -21,6 +22,7 @@ QUESTIONS: Final = {
     "strategies": strategies.QUESTION,
     "stages": stages.QUESTION,
     "precision": precision.QUESTION,
+    "offload": offload.QUESTION,
     "stage-times": stages.DEEP_QUESTION,
 }
 

@@ -174,7 +174,7 @@ def _auto_parallel(options: Mapping[str, str]) -> tuple[Item, ...]:
         "func.func(sdy-drop-sharding-rules)",
     )
     assert isinstance(micro, MicroBatch)
-    shard = shard if rank.num_devices > 1 else ()
+    shard = shard if rank.num_devices > 1 or choose.offload else ()  # of one device, for what lies in host memory
     divide: tuple[Item, ...] = (
         rules,  # Before the batch is followed through them.
         # A loop of one trip would refuse what stands for the whole batch.

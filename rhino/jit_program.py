@@ -17,8 +17,9 @@ from rhino.call import Key, leaf_kind
 from rhino.embed import Embedded
 from rhino.ir.mlir.bindings import ir, make_context
 from rhino.ir.mlir.manual import bytecode
-from rhino.ir.plan.plan import Tensor
+from rhino.ir.plan.plan import Tensor, host_bytes
 from rhino.plan import Plan
+from rhino.runtime.executor.executable import off_host
 from rhino.runtime.executor.host_form import host_form
 from rhino.traced import Traced
 
@@ -43,11 +44,13 @@ class JitProgram:
     run: Any
     in_shardings: tuple[Any, ...]
     watched: tuple[Getter, ...]
+    is_on_cpu: bool
 
     def compiled_bytes(self, values: tuple[Any, ...]) -> int:
         """Returns the bytes of a device's memory that the program takes, compiled for these arguments.
 
-        Returns 0 where XLA does not say. jit keeps what is compiled here for the call itself.
+        Returns 0 where XLA does not say. jit keeps what is compiled here for the call itself. A CPU has one memory, and
+        what would lie in that of the host on another device is not counted.
         """
         try:
             lowered = self.run.lower(*values)
@@ -57,7 +60,9 @@ class JitProgram:
         if stats is None:
             return 0
         kept = stats.argument_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes
-        return int(kept + stats.temp_size_in_bytes)
+        facts = self.plan.facts
+        there = host_bytes(facts.arguments, dict(facts.mesh.axes)) if self.is_on_cpu else 0
+        return int(kept + stats.temp_size_in_bytes) - there
 
     def place(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
         """Returns the arguments with every array that is committed to another place moved to that of the plan.
@@ -70,8 +75,11 @@ class JitProgram:
 
 def _placed(leaf: Any, sharding: jax.sharding.NamedSharding) -> Any:  # noqa: ANN401 - a leaf
     if isinstance(leaf, jax.Array):
-        is_there = not leaf.committed or leaf.sharding.is_equivalent_to(sharding, leaf.ndim)
-        return leaf if is_there else jax.device_put(leaf, sharding)
+        is_free = not leaf.committed and sharding.memory_kind in (None, leaf.sharding.memory_kind)
+        is_there = is_free or leaf.sharding.is_equivalent_to(sharding, leaf.ndim)
+        return leaf if is_there else jax.device_put(off_host(leaf), sharding)
+    if jax.process_count() == 1 and sharding.memory_kind is not None:
+        return jax.device_put(leaf, sharding)
     if jax.process_count() == 1 or sharding.is_fully_replicated:
         return leaf
     whole = np.asarray(leaf, leaf_kind(leaf)[1])
@@ -84,13 +92,13 @@ def make_program(traced: Traced, plan: Plan, code: bytes, donated: tuple[int, ..
     Raises:
         RhinoError: RHI-RUN-004 where there are too few devices.
     """
-    on_host = plan.mesh.devices.flat[0].platform == "cpu"
+    on_cpu = plan.mesh.devices.flat[0].platform == "cpu"
     arguments, results = plan.facts.arguments, plan.facts.results
     stored = tuple(
         aval.update(shape=one.viewed or one.padded) if one.viewed or one.padded else aval
         for aval, one in zip(traced.out_avals, results, strict=True)
     )
-    embedded = Embedded(traced.name, in_host_form(code, plan.mesh.size) if on_host else code, stored)
+    embedded = Embedded(traced.name, in_host_form(code, plan.mesh.size) if on_cpu else code, stored)
     key = traced.key
 
     def run(*values: Any) -> Any:  # noqa: ANN401 - pytrees
@@ -105,7 +113,7 @@ def make_program(traced: Traced, plan: Plan, code: bytes, donated: tuple[int, ..
     run.__name__ = run.__qualname__ = traced.name
     shardings = plan.in_shardings
     jitted = jax.jit(run, in_shardings=shardings, out_shardings=plan.out_shardings, donate_argnums=donated)
-    return JitProgram(key, plan, jitted, shardings, tuple(_watched(traced, donated)) if on_host else ())
+    return JitProgram(key, plan, jitted, shardings, tuple(_watched(traced, donated)) if on_cpu else (), on_cpu)
 
 
 def as_stored(leaf: jax.Array, tensor: Tensor) -> jax.Array:

@@ -37,6 +37,7 @@ _KEYWORDS: Final = {
             "forbid",
             "jobs",
             "mesh",
+            "offload",
             "pad",
             "remat",
             "schedule",

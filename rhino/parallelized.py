@@ -268,6 +268,7 @@ def parallelize(
     batch: str | Sequence[str] = (),
     batch_statistics: str = "",
     amp: str = "",
+    offload: bool = False,
     search: Search = "shard",
     jobs: SupportsIndex | None = None,
     aot: bool | str = False,
@@ -311,6 +312,8 @@ def parallelize(
             such names.
         amp: "bf16" computes in bf16 what is written in f32, with parameters, optimizer states and sums in f32: what is
             computed is then that step. "bf16:sums" sums up gradients of parameters in bf16, too.
+        offload: True lets arguments that only their update reads, as moments of optimizers, lie in host memory, where
+            the budget binds.
         search: "shard" searches for shardings; "autotune" also for the stages, micro-batches, mesh, schedule and
             rematerialization that are not given.
         jobs: how many processes autotuning uses; the plan does not depend on it. Left out, one a core.
@@ -363,6 +366,7 @@ def parallelize(
             ("batch", batch),
             ("batch_statistics", batch_statistics),
             ("amp", amp),
+            ("offload", offload),
             ("pad", pad),
             ("search", search != SHARD),
             ("level", level != LEVEL),
@@ -398,6 +402,7 @@ def parallelize(
         batch="; ".join(texts("batch", batch, _NAMES, is_one_enough=True)),
         batch_statistics=batch_statistics,
         amp=amp,
+        offload=bool(offload),
         remat=remat_shares(remat, num_stages),
         stages=num_stages,
         schedule=schedule or "",

@@ -269,7 +269,7 @@ class Plan:
 
     def _of_tensors(self, tensors: Sequence[Tensor]) -> list[NamedSharding]:
         mesh = dict(self.axes)
-        return [self.ranks[one.rank].sharding(dims_between_calls(one, mesh)) for one in tensors]
+        return [self.ranks[one.rank].sharding(dims_between_calls(one, mesh), one.memory) for one in tensors]
 
 
 def _by_leaf(tensors: Sequence[Tensor], shardings: Sequence[NamedSharding]) -> list[NamedSharding | SplitSharding]:

@@ -46,6 +46,7 @@ class PlanOptions:
     batch: str = ""
     batch_statistics: str = ""
     amp: str = ""
+    offload: bool = False
     remat: tuple[float, ...] = ()
     stages: int | None = None
     schedule: str = ""
@@ -95,6 +96,7 @@ class PlanOptions:
             "batch-statistics": self.batch_statistics,
             "amp": self.amp,
             "own-shapes": "true",  # of JAX's arrays
+            "offload": "true" if self.offload else "",
         }
         return PlanRequest(
             cluster=self.cluster,

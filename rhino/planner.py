@@ -12,6 +12,7 @@ from jax.version import __version__ as jax_version
 from rhino.ir.cluster.cluster import load_cluster
 from rhino.ir.cluster.mesh import mesh_of_shape
 from rhino.ir.diagnostics import Place, RhinoError
+from rhino.ir.graph.graph import DEVICE
 from rhino.ir.mlir.bindings import ir, make_context
 from rhino.ir.mlir.manual import bytecode
 from rhino.ir.plan.changes import check_current
@@ -44,7 +45,17 @@ from rhino.traced import Traced
 
 _LOG: Final = logging.getLogger("rhino")
 
-_SEARCHED: Final = ("pin", "forbid", "axis-role", "constraints", "op-rules", "batch", "batch-statistics", "amp")
+_SEARCHED: Final = (
+    "pin",
+    "forbid",
+    "axis-role",
+    "constraints",
+    "op-rules",
+    "batch",
+    "batch-statistics",
+    "amp",
+    "offload",
+)
 """Options that hold whatever stages, mesh and micro-batches are found."""
 
 
@@ -330,7 +341,7 @@ def _kept_bytes(traced: Traced, plan: Plan) -> tuple[int, ...]:
     read = plan.read_arguments()
     leaf_of = {piece: leaf for leaf, group in enumerate(leaf_groups(plan.arguments)) for piece in group}
     for number, one in enumerate(plan.arguments):
-        if leaf_of[number] in traced.kept and number in read:
+        if leaf_of[number] in traced.kept and number in read and one.memory == DEVICE:
             kept[one.rank] += device_bytes(one, mesh)
         if one.padded or one.viewed:
             kept[one.rank] += device_bytes(replace(one, dims=dims_between_calls(one, mesh)), mesh)

@@ -61,7 +61,7 @@ class Spread:
             self._shared[number] = copies[number, reader], handler
         elif self.team.process_of[slot.rank] != process:
             one = plan.facts.results[number]
-            shape, sharding = layout.shape, plan.ranks[slot.rank].sharding(layout.dims)
+            shape, sharding = layout.shape, plan.ranks[slot.rank].placement(layout)
             if one.viewed:
                 shape, sharding = one.shape, plan.result_shardings[number]
             self._absent[number] = array_handler(shape, dtype_of(layout), sharding)

@@ -18,7 +18,7 @@ from rhino.ir.plan.leaves import leaf_groups, leaf_tensors
 from rhino.ir.plan.plan import Tensor
 from rhino.jit_program import Getter, NewShapesError, as_known, as_stored
 from rhino.plan import Plan
-from rhino.runtime.executor.executable import weakly_typed
+from rhino.runtime.executor.executable import off_host, weakly_typed
 from rhino.runtime.executor.executor import Argument, Executor
 from rhino.split_array import SplitArray
 from rhino.spread import Spread
@@ -166,6 +166,7 @@ def _pieces(leaf: Argument | SplitArray, rows: Sequence[tuple[int, int] | None])
         return (leaf,)
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable and leaf.is_fully_replicated:
         leaf = leaf.addressable_data(0)
+    leaf = off_host(leaf)
     return [leaf[one[0] : one[1]] for one in rows if one is not None]
 
 

@@ -26,7 +26,7 @@ from rhino.ir.plan.leaves import leaf_tensors
 from rhino.jit_program import in_host_form
 from rhino.planner import annotated_module, rewritten_step
 from rhino.runtime.executor.compare import coarsest_tolerance, difference
-from rhino.runtime.executor.executable import Host
+from rhino.runtime.executor.executable import Host, off_host
 from rhino.runtime.executor.signature import Value
 from rhino.split_array import SplitArray, whole
 from rhino.tools.first_difference import Verdict, check_verified, first_difference
@@ -75,7 +75,7 @@ def expected_step(fn: Callable[..., Any], pieces: Pieces, entry: Entry) -> Expec
     if made is None:
         places = _dividing(plan.in_shardings, pieces.values)
         with jax.sharding.set_mesh(plan.mesh) if names_a_mesh else nullcontext():
-            made = jax.jit(step, in_shardings=places)(*jax.device_put(pieces.values, places))
+            made = jax.jit(step, in_shardings=places)(*jax.device_put(jax.tree.map(off_host, pieces.values), places))
     return Expected(_hosts(pieces.values), _hosts(made))
 
 
@@ -138,7 +138,7 @@ def _on_one_device(step: Callable[..., Any], values: tuple[Any, ...], entry: Ent
         size = needed.argument_size_in_bytes + needed.output_size_in_bytes + needed.temp_size_in_bytes
         if size > stats["bytes_limit"] - stats.get("bytes_in_use", 0):
             return None
-    return compiled(*jax.device_put(whole(values), place))
+    return compiled(*jax.device_put(jax.tree.map(off_host, whole(values)), place))
 
 
 def _first_device(entry: Entry) -> jax.Device:
@@ -147,14 +147,17 @@ def _first_device(entry: Entry) -> jax.Device:
 
 
 def _dividing(shardings: Any, values: tuple[Any, ...]) -> Any:  # noqa: ANN401 - pytrees
-    """Returns the shardings of a plan, replicated for arrays that they do not divide: those are stored padded."""
+    """Returns the shardings of a plan, replicated for arrays that they do not divide: those are stored padded.
+
+    All of them are in device memory.
+    """
 
     def one(leaf: Any, sharding: jax.sharding.NamedSharding) -> jax.sharding.NamedSharding:  # noqa: ANN401 - a leaf
         try:
             sharding.shard_shape(jnp.shape(leaf))
         except ValueError:
             return jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec())
-        return sharding
+        return jax.sharding.NamedSharding(sharding.mesh, sharding.spec)
 
     return jax.tree.map(one, values, shardings)
 

@@ -49,6 +49,7 @@ _SHARED: Final = (
     "ranks",
     "remat",
     "amp",
+    "offload",
 )
 """Options of passes that the command line has for all that take them."""
 
@@ -415,6 +416,13 @@ def _add_steps(group: argparse._ArgumentGroup) -> None:
         metavar="T",
         help="compute in bf16 what is written in f32, with parameters, optimizer states and sums in f32; bf16:sums "
         "sums up gradients of parameters in bf16, too, which halves what devices send",
+    )
+    add(
+        "--offload",
+        action="store_const",
+        const="true",
+        help="arguments that only their update reads, as moments of optimizers, may lie in host memory, where the "
+        "budget binds",
     )
     add("--cluster", metavar="C", help=f"what to plan for: a preset or a cluster file (default {DEFAULT_CLUSTER})")
     add(

@@ -43,6 +43,7 @@ _PASS_OPTIONS: Final[tuple[str, ...]] = (
     "no-batch",
     "batch-statistics",
     "amp",
+    "offload",
 )
 
 _INTERRUPTED: Final = (

@@ -69,7 +69,9 @@ class _Compiles:
         """Returns what the compiler makes of a program, and the seconds of a run."""
         compiled = self.compile(code)
         self.compiler = compiled.compiler
-        return compiled, compiled_step(compiled.hlo, self.cluster, TARGETS[self.cluster.device.platform]).step_s
+        return compiled, compiled_step(
+            compiled.hlo, self.cluster, TARGETS[self.cluster.device.platform], compiled.untold
+        ).step_s
 
     def unstaged(self, module: ir.Module) -> Iterator[tuple[str, ...]]:
         """Yields a row for each form of a plan in one program; the peak is that of the form that is run."""

@@ -38,6 +38,7 @@ _DEVICE_FIGURES: Final = (
 )
 _MEASURED_FIGURES: Final = ("launch_s", "array_s", "op_s", "vector_per_s", "costly_per_s")
 _BYTES_FIGURES: Final = ("near_memory_bytes", "workspace_bytes")
+_HOST_RATE: Final = "host_bytes_per_s"
 _ORIGIN: Final = ("date", "machine", "platform", "device_kind", "jaxlib")
 MOST_DEVICES: Final = 1 << 20
 """Devices of a cluster: ten times those of the largest that there are (some 100,000, 2025), and few enough to list."""
@@ -101,7 +102,7 @@ def cluster_to_text(cluster: Cluster) -> str:
 
 
 def _known(device: Device) -> list[str]:
-    return [key for key in (*_BYTES_FIGURES, *_MEASURED_FIGURES) if getattr(device, key) is not None]
+    return [key for key in (*_BYTES_FIGURES, _HOST_RATE, *_MEASURED_FIGURES) if getattr(device, key) is not None]
 
 
 def _level_lines(level: Level) -> list[str]:
@@ -169,18 +170,23 @@ def _origin(table: Table) -> Origin:
 
 
 def _device(table: Table, operators: tuple[Operator, ...]) -> Device:
-    table.keys("kind", "flops_per_s", *_DEVICE_FIGURES, optional=("platform", *_BYTES_FIGURES, *_MEASURED_FIGURES))
+    table.keys(
+        "kind",
+        "flops_per_s",
+        *_DEVICE_FIGURES,
+        optional=("platform", *_BYTES_FIGURES, _HOST_RATE, *_MEASURED_FIGURES),
+    )
     platform = next((name for name in PLATFORMS if name == table.data.get("platform", "gpu")), None)
     if platform is None:
         table.fail("platform", f"one of {', '.join(PLATFORMS)}")
-    measured = [key for key in _MEASURED_FIGURES if key in table.data]
+    rated = [key for key in (_HOST_RATE, *_MEASURED_FIGURES) if key in table.data]
     flops = table.table("flops_per_s")
     flops.keys(*FLOPS_KEYS, required=False)
     if not flops.data:
         table.fail("flops_per_s", "at least one element type")
     rates = tuple((key, flops.number(key)) for key in FLOPS_KEYS if key in flops.data)
     counts = [key for key in _BYTES_FIGURES if key in table.data]
-    sources = [(key, table.source(key)) for key in (*_DEVICE_FIGURES, *counts, *measured)]
+    sources = [(key, table.source(key)) for key in (*_DEVICE_FIGURES, *counts, *rated)]
     sources += [(f"flops_per_s.{key}", flops.source(key)) for key, _ in rates]
     return Device(
         kind=table.text("kind"),
@@ -195,7 +201,7 @@ def _device(table: Table, operators: tuple[Operator, ...]) -> Device:
         operators=operators,
         near_memory_bytes=_count(table, "near_memory_bytes"),
         workspace_bytes=_count(table, "workspace_bytes"),
-        **{key: table.number(key) for key in measured},
+        **{key: table.number(key) for key in rated},
     )
 
 

@@ -120,6 +120,8 @@ class Device:
     `matmul_efficiency` and `memory_efficiency` are the fractions of the two peaks that large programs reach.
     `near_memory_bytes` is what a compiler has of a memory nearer to the units, for values of one program, and
     `workspace_bytes` what a library's product takes beside its operands and result; None where there is nothing such.
+    `host_bytes_per_s` is what large copies between a device's memory and its host's reach, in one direction, with all
+    devices of the host busy; None where nobody knows: then nothing is kept in host memory.
 
     Measured, where known: `launch_s` is the fixed time of launching a program and `array_s` what each array that it
     takes or gives adds; `op_s` is the fixed time of an op which is a kernel of its own; `vector_per_s` is how many
@@ -138,6 +140,7 @@ class Device:
     platform: Platform = "gpu"
     near_memory_bytes: int | None = None
     workspace_bytes: int | None = None
+    host_bytes_per_s: float | None = None
     launch_s: float | None = None
     array_s: float | None = None
     op_s: float | None = None

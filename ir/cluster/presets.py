@@ -14,6 +14,19 @@ _XLA_GPU_MEMORY = (
 
 _WORKSPACE = "what XLA:GPU of jaxlib 0.10.2 gives each product of cuBLAS"
 
+
+def _host_link(bytes_per_s: float, words: str) -> str:
+    """Returns the rate of copies to and from the host; of a link, large ones reach about four fifths."""
+    return f'host_bytes_per_s = {{ value = {bytes_per_s}, source = "estimate: {words}" }}'
+
+
+_SHARED = "shared by the two GPUs behind a switch, of which copies reach 80 %"
+_PCIE3_SHARED: Final = _host_link(6.3e9, f"PCIe gen3 x16, 15.75 GB/s per direction (DGX-1), {_SHARED}")
+_PCIE3: Final = _host_link(12.6e9, "PCIe gen3 x16, 15.75 GB/s per direction, of which copies reach 80 %")
+_PCIE4_SHARED: Final = _host_link(12.6e9, f"PCIe gen4 x16, 31.5 GB/s per direction (DGX A100), {_SHARED}")
+_PCIE5: Final = _host_link(50e9, "PCIe gen5 x16, 63 GB/s per direction, of which copies reach 80 %")
+_TPU_HOST: Final = _host_link(12.6e9, "as PCIe gen3 x16 for each chip; Google states no figure")
+
 _V100_MEMORY = f"""
 hbm_bytes = {{ value = 34359738368, source = "NVIDIA V100 data sheet (2020): 32 GB HBM2, that is 32 GiB; \
 ECC takes none of it" }}
@@ -28,7 +41,8 @@ _V100_SXM2: Final = f"""
 [device]
 kind = "V100-SXM2-32GB"
 platform = "gpu"
-hbm_bytes_per_s = {{ value = 9.0e11, source = "NVIDIA V100 data sheet (2020), SXM2: 900 GB/s" }}{_V100_MEMORY}
+hbm_bytes_per_s = {{ value = 9.0e11, source = "NVIDIA V100 data sheet (2020), SXM2: 900 GB/s" }}
+{_PCIE3_SHARED}{_V100_MEMORY}
 [device.flops_per_s]
 f64 = {{ value = 7.8e12, source = "NVIDIA V100 data sheet (2020), SXM2: 7.8 TFLOPS" }}
 f32 = {{ value = 15.6e12, source = "Rhino paper, section 7.2: ideal peak 15.6 TFLOPs (the data sheet says 15.7)" }}
@@ -39,7 +53,8 @@ _V100S_PCIE: Final = f"""
 [device]
 kind = "V100S-PCIE-32GB"
 platform = "gpu"
-hbm_bytes_per_s = {{ value = 1.134e12, source = "NVIDIA V100 data sheet (2020), V100S PCIe: 1134 GB/s" }}{_V100_MEMORY}
+hbm_bytes_per_s = {{ value = 1.134e12, source = "NVIDIA V100 data sheet (2020), V100S PCIe: 1134 GB/s" }}
+{_PCIE3}{_V100_MEMORY}
 [device.flops_per_s]
 f64 = {{ value = 8.2e12, source = "NVIDIA V100 data sheet (2020), V100S PCIe: 8.2 TFLOPS" }}
 f32 = {{ value = 16.4e12, source = "NVIDIA V100 data sheet (2020), V100S PCIe: 16.4 TFLOPS" }}
@@ -53,6 +68,7 @@ platform = "gpu"
 hbm_bytes = {{ value = 85899345920, source = "NVIDIA A100 data sheet (2021): 80 GB HBM2e, that is 80 GiB" }}
 usable_hbm_fraction = {{ value = 0.75, source = "{_XLA_GPU_MEMORY}" }}
 hbm_bytes_per_s = {{ value = 2.039e12, source = "NVIDIA A100 data sheet (2021), SXM 80GB: 2039 GB/s" }}
+{_PCIE4_SHARED}
 matmul_efficiency = {{ value = 0.8, source = "estimate: large cuBLAS products reach 250 of 312 bf16 TFLOPS" }}
 memory_efficiency = {{ value = 0.85, source = "estimate: stream-like kernels" }}
 workspace_bytes = {{ value = 4194304, source = "{_WORKSPACE}: 4 MiB" }}
@@ -89,6 +105,7 @@ hbm_bytes = {{ value = 85899345920, source = "NVIDIA H100 data sheet (2023): 80 
 (nvidia-smi shows 81559 MiB)" }}
 usable_hbm_fraction = {{ value = 0.75, source = "{_XLA_GPU_MEMORY}" }}
 hbm_bytes_per_s = {{ value = 3.35e12, source = "{_H100_SHEET}: 3.35 TB/s" }}
+{_PCIE5}
 {_HOPPER_RATES}"""
 
 _H200: Final = f"""
@@ -98,6 +115,7 @@ platform = "gpu"
 hbm_bytes = {{ value = 151397597184, source = "NVIDIA H200 data sheet (2024): 141 GB; bytes by the driver" }}
 usable_hbm_fraction = {{ value = 0.75, source = "{_XLA_GPU_MEMORY}" }}
 hbm_bytes_per_s = {{ value = 4.8e12, source = "NVIDIA H200 data sheet (2024), SXM: 4.8 TB/s" }}
+{_PCIE5}
 {_HOPPER_RATES}"""
 
 _B200_SHEET = "NVIDIA HGX B200 data sheet (2025), per GPU"
@@ -109,6 +127,7 @@ platform = "gpu"
 hbm_bytes = {{ value = 191514411008, source = "bytes as the driver reports of a B200" }}
 usable_hbm_fraction = {{ value = 0.75, source = "{_XLA_GPU_MEMORY}" }}
 hbm_bytes_per_s = {{ value = 7.67e12, source = "what the driver reports: 3996 MHz memory clock, 7672 GB/s" }}
+{_PCIE5}
 matmul_efficiency = {{ value = 0.65, source = "estimate: as on H100" }}
 memory_efficiency = {{ value = 0.9, source = "estimate: as on H100" }}
 workspace_bytes = {{ value = 33554432, source = "{_WORKSPACE}: 32 MiB" }}
@@ -122,7 +141,8 @@ f8 = {{ value = 4500e12, source = "{_B200_SHEET}: FP8 9 PFLOPS with sparsity, ha
 i8 = {{ value = 4500e12, source = "{_B200_SHEET}: INT8 9 POPS with sparsity, half of it dense" }}
 """
 
-_V5E: Final = """
+_V5E: Final = (
+    """
 [device]
 kind = "TPU v5e"
 platform = "tpu"
@@ -130,6 +150,9 @@ hbm_bytes = { value = 17179869184, source = "Google Cloud docs, TPU v5e: 16 GB H
 usable_hbm_fraction = { value = 0.96, source = "estimate: XLA's error messages say 15.48 of 16 G on v3, \
 30.75 of 32 G on v4" }
 hbm_bytes_per_s = { value = 8.19e11, source = "Google Cloud docs, TPU v5e: 819 GBps" }
+"""
+    + _TPU_HOST
+    + """
 matmul_efficiency = { value = 0.85, source = "estimate" }
 memory_efficiency = { value = 0.9, source = "estimate" }
 near_memory_bytes = { value = 117440512, source = "128 MiB of VMEM (JAX's tpu_info.py, 0.10.2) without the 16 MiB of \
@@ -138,8 +161,10 @@ kernels: the most that libtpu 0.0.51 assigns there" }
 bf16 = { value = 197e12, source = "Google Cloud docs, TPU v5e: 197 TFLOPs per chip" }
 i8 = { value = 393e12, source = "Google Cloud docs, TPU v5e: 393 TOPs per chip" }
 """
+)
 
-_V5P: Final = """
+_V5P: Final = (
+    """
 [device]
 kind = "TPU v5p"
 platform = "tpu"
@@ -147,6 +172,9 @@ hbm_bytes = { value = 102005473280, source = "Google Cloud docs, TPU v5p: 95 GiB
 usable_hbm_fraction = { value = 0.96, source = "estimate: XLA's error messages say 15.48 of 16 G on v3, \
 30.75 of 32 G on v4" }
 hbm_bytes_per_s = { value = 2.765e12, source = "Google Cloud docs, TPU v5p: 2765 GBps" }
+"""
+    + _TPU_HOST
+    + """
 matmul_efficiency = { value = 0.85, source = "estimate" }
 memory_efficiency = { value = 0.9, source = "estimate" }
 near_memory_bytes = { value = 50331648, source = "64 MiB of VMEM (JAX's tpu_info.py, 0.10.2) without the 16 MiB of \
@@ -155,8 +183,10 @@ kernels: the most that libtpu 0.0.51 assigns there" }
 bf16 = { value = 459e12, source = "Google Cloud docs, TPU v5p: 459 TFLOPs per chip" }
 i8 = { value = 918e12, source = "estimate: twice the bf16 rate, as on v5e" }
 """
+)
 
-_V6E: Final = """
+_V6E: Final = (
+    """
 [device]
 kind = "TPU v6e"
 platform = "tpu"
@@ -164,6 +194,9 @@ hbm_bytes = { value = 34359738368, source = "Google Cloud docs, TPU v6e: 32 GB H
 usable_hbm_fraction = { value = 0.96, source = "estimate: XLA's error messages say 15.48 of 16 G on v3, \
 30.75 of 32 G on v4" }
 hbm_bytes_per_s = { value = 1.638e12, source = "Google Cloud docs, TPU v6e: 1638 GBps" }
+"""
+    + _TPU_HOST
+    + """
 matmul_efficiency = { value = 0.85, source = "estimate" }
 memory_efficiency = { value = 0.9, source = "estimate" }
 near_memory_bytes = { value = 100663296, source = "128 MiB of VMEM (JAX's tpu_info.py, 0.10.2) without the 32 MiB of \
@@ -172,6 +205,7 @@ kernels: the most that libtpu 0.0.51 assigns there" }
 bf16 = { value = 918e12, source = "Google Cloud docs, TPU v6e: 918 TFLOPs per chip" }
 i8 = { value = 1836e12, source = "Google Cloud docs, TPU v6e: 1836 TOPs per chip" }
 """
+)
 
 _NCCL_NVLINK = "NCCL's tuning tables (hwLat, src/graph/tuning.cc): NVLink ring step, LL128 protocol, 1.9 us"
 _NCCL_NET = "NCCL's tuning tables (hwLat, src/graph/tuning.cc): network ring step, LL128 protocol, 4.0 us"
@@ -251,6 +285,7 @@ usable_hbm_fraction = {{ value = 1.0, source = "the figure above is a budget alr
 hbm_bytes_per_s = {{ value = {7.2e9 / size}, source = "{measured}: a*2+1 on 256 MiB, 7.2 GB/s over all devices" }}
 matmul_efficiency = {{ value = 1.0, source = "the FLOP/s figures are measured, not peaks" }}
 memory_efficiency = {{ value = 1.0, source = "the bandwidth figure is measured, not a peak" }}
+host_bytes_per_s = {{ value = {3.6e9 / size}, source = "a copy reads and writes the same memory: half of its rate" }}
 [device.flops_per_s]
 f64 = {{ value = {104e9 / size}, source = "{measured}: products of 768 x 768, 104 GFLOP/s over all devices" }}
 f32 = {{ value = {200e9 / size}, source = "{measured}: products of 768 x 768, 200 GFLOP/s over all devices" }}

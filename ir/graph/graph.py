@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,12 +86,23 @@ class OpClass:
         return before == after
 
 
+MemoryKind = Literal["device", "pinned_host"]
+"""Where an array lies between steps, by JAX's names of memory kinds."""
+
+DEVICE: Final[MemoryKind] = "device"
+HOST: Final[MemoryKind] = "pinned_host"
+
+
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """A function argument: the name it is known by, and the result that takes over its buffer, if one does."""
+    """A function argument: the name it is known by, and the result that takes over its buffer, if one does.
+
+    `memories` are those in which it may lie; so does that result.
+    """
 
     name: str
     alias: int | None
+    memories: tuple[MemoryKind, ...] = ("device",)
 
 
 @dataclass(frozen=True, slots=True)

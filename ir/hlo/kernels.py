@@ -22,6 +22,8 @@ FREE: Final = frozenset(
 )
 """Opcodes that neither compute nor move anything."""
 
+HOST_SPACE: Final = 5
+"""XLA's number of the host's memory."""
 _LAYOUT: Final = frozenset({"copy", "transpose", "bitcast", "reshape"})
 _INDEX: Final = frozenset({"add", "subtract", "compare", "select", "clamp"})
 """What is done to an index, in fusions that do nothing else to numbers."""
@@ -64,6 +66,24 @@ class Kernel:
     def num_bytes(self) -> int:
         """Bytes of the device's memory that are read and written."""
         return self.read_bytes + self.written_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class HostTransfer:
+    """A copy between a device's memory and its host's: which way it goes, and its bytes."""
+
+    to_host: bool
+    num_bytes: int
+
+
+def host_transfer(op: Instruction, body: Computation) -> HostTransfer | None:
+    """Returns the transfer that an instruction of `body` is, or begins; None for any other."""
+    if op.opcode not in ("copy", "copy-start"):
+        return None
+    (source, *_), (target, *_) = arrays(body[op.operands[0]].shape), arrays(op.shape)
+    if (source.space == HOST_SPACE) == (target.space == HOST_SPACE):
+        return None
+    return HostTransfer(target.space == HOST_SPACE, target.num_bytes)
 
 
 def kernels(text: str) -> Iterator[tuple[Kernel, int]]:

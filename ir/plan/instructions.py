@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, assert_never
 
 from rhino.ir.cluster.mesh import Mesh
+from rhino.ir.graph.graph import DEVICE, MemoryKind
 
 Phase = Literal["setup", "forward", "backward", "input-gradient", "weight-gradient", "apply", "step"]
 """What a program does: once before the micro-batches, once per micro-batch (the four in the middle), once after them,
@@ -24,12 +25,13 @@ or all of it."""
 class Layout:
     """A tensor on a rank's mesh, with its global `shape`.
 
-    `dtype` is MLIR's name for it; `dims[d]` are the axes that split dim `d`, outermost first.
+    `dtype` is MLIR's name for it; `dims[d]` are the axes that split dim `d`, outermost first. `memory` is its own.
     """
 
     shape: tuple[int, ...]
     dtype: str
     dims: tuple[tuple[str, ...], ...]
+    memory: MemoryKind = DEVICE
 
 
 @dataclass(frozen=True, slots=True)

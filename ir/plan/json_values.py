@@ -6,7 +6,9 @@ Errors    TypeError or ValueError that say what is not of its kind; whoever read
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from typing import Any, Final, cast, get_args
+
+from rhino.ir.graph.graph import MemoryKind
 
 _MOST: Final = 2**20
 """More stages, ranks, devices along an axis or micro-batches than any step has."""
@@ -31,6 +33,14 @@ def text_of(value: Any) -> str:  # noqa: ANN401
     if not isinstance(value, str):
         raise TypeError(f"{value!r} is no text")
     return value
+
+
+def memory_of(value: Any) -> MemoryKind:  # noqa: ANN401
+    """Returns where an array lies."""
+    for kind in get_args(MemoryKind):
+        if value == kind:
+            return cast(MemoryKind, kind)
+    raise ValueError(f"{value!r} is no kind of memory")
 
 
 def flag_of(value: Any) -> bool:  # noqa: ANN401

@@ -23,6 +23,7 @@ from math import prod
 from typing import Final
 
 from rhino.ir.cluster.mesh import Mesh
+from rhino.ir.graph.graph import DEVICE, HOST, MemoryKind
 from rhino.ir.graph.spec import dim_axes, partial_axes
 from rhino.ir.plan.instructions import Feed, Step
 from rhino.ir.units import format_bytes
@@ -44,6 +45,7 @@ class Tensor:
     each is empty where that changes nothing. `num_bytes` are those that are stored, on all devices of the rank together
     where nothing is replicated. Of a leaf that lies in pieces a tensor has `rows`, from the first to behind the last;
     its path ends with them, as in `params['up'][0:2]`.
+    `memory` is where it lies between steps.
     """
 
     path: str
@@ -56,6 +58,7 @@ class Tensor:
     is_kept: bool = False
     rows: tuple[int, int] | None = None
     viewed: tuple[int, ...] = ()
+    memory: MemoryKind = DEVICE
 
     @property
     def leaf(self) -> str:
@@ -457,6 +460,15 @@ def num_parts(tensor: Tensor, mesh: Mapping[str, int]) -> int:
 def device_bytes(tensor: Tensor, mesh: Mapping[str, int]) -> int:
     """Returns the bytes of a tensor on a device of its rank."""
     return -(-tensor.num_bytes // num_parts(tensor, mesh))
+
+
+IN_HOST_MEMORY: Final = ", in host memory"
+"""Behind how a tensor lies that is there."""
+
+
+def host_bytes(tensors: Sequence[Tensor], mesh: Mapping[str, int]) -> int:
+    """Returns the bytes of arguments that lie in host memory for a device, and of those that the caller keeps twice."""
+    return sum(device_bytes(one, mesh) * (2 if one.is_kept else 1) for one in tensors if one.memory == HOST)
 
 
 def folded(name: str) -> str:

@@ -16,6 +16,7 @@ from itertools import groupby
 from typing import Any, Final, TypeVar
 
 from rhino.ir.diagnostics import Place, RhinoError
+from rhino.ir.graph.graph import DEVICE
 from rhino.ir.plan.instructions import Feed, Fetch, Run, Step
 from rhino.ir.plan.json_values import (
     amount_of,
@@ -24,6 +25,7 @@ from rhino.ir.plan.json_values import (
     counts_of,
     flag_of,
     list_of,
+    memory_of,
     number_of,
     numbers_of,
     table_of,
@@ -63,8 +65,8 @@ _OLD: Final = ("rhino-spmd-plan", 1, 2)
 _FIX: Final = "make the plan again, with Plan.save, or rhino-opt --auto-shard or --auto-parallel and --plan"
 _DIGEST: Final = "sha256"
 
-_USUAL: Final[tuple[Any, ...]] = (0, None, [], False, None, [])
-"""Rank, alias, padded shape, `is_kept`, rows and viewed shape of most tensors: left out at the end of a row."""
+_USUAL: Final[tuple[Any, ...]] = (0, None, [], False, None, [], DEVICE)
+"""Rank, alias, padded shape, `is_kept`, rows, viewed shape and memory of most tensors: left out at the end of a row."""
 
 _Record = TypeVar("_Record")
 
@@ -258,6 +260,7 @@ def _tensor_row(one: Tensor) -> list[Any]:
     """Returns a row without what at its end is the same for most tensors."""
     row = [one.path, one.kind, [list(axes) for axes in one.dims], one.num_bytes]
     row += [one.rank, one.alias, list(one.padded), one.is_kept, list(one.rows) if one.rows else None, list(one.viewed)]
+    row += [one.memory]
     while len(row) > 4 and row[-1] == _USUAL[len(row) - 5]:
         row.pop()
     return row
@@ -265,7 +268,7 @@ def _tensor_row(one: Tensor) -> list[Any]:
 
 def _tensor(row: list[Any]) -> Tensor:
     path, kind, dims, num_bytes, *more = list_of(row)
-    rank, alias, padded, is_kept, rows, viewed = *more, *_USUAL[len(more) :]
+    rank, alias, padded, is_kept, rows, viewed, memory = *more, *_USUAL[len(more) :]
     return Tensor(
         text_of(path),
         text_of(kind),
@@ -277,6 +280,7 @@ def _tensor(row: list[Any]) -> Tensor:
         flag_of(is_kept),
         None if rows is None else _span_of(rows),
         numbers_of(viewed),
+        memory_of(memory),
     )
 
 

@@ -9,6 +9,7 @@ import json
 from typing import Any, assert_never, get_args
 
 from rhino.ir.cluster.mesh import Mesh
+from rhino.ir.graph.graph import DEVICE
 from rhino.ir.plan.instructions import (
     Feed,
     Fetch,
@@ -23,7 +24,7 @@ from rhino.ir.plan.instructions import (
     Task,
     Transfer,
 )
-from rhino.ir.plan.json_values import count_of, list_of, number_of, numbers_of, small_of, text_of
+from rhino.ir.plan.json_values import count_of, list_of, memory_of, number_of, numbers_of, small_of, text_of
 
 
 def step_text(step: Step) -> str:
@@ -99,13 +100,17 @@ def _instruction(row: list[Any]) -> Global:
 
 
 def _layout_json(layout: Layout) -> list[Any]:
-    return [list(layout.shape), layout.dtype, [list(axes) for axes in layout.dims]]
+    row = [list(layout.shape), layout.dtype, [list(axes) for axes in layout.dims]]
+    return row if layout.memory == DEVICE else [*row, layout.memory]
 
 
 def _layout(data: list[Any]) -> Layout:
-    shape, dtype, dims = data
+    shape, dtype, dims, *memory = data
     layout = Layout(
-        numbers_of(shape), text_of(dtype), tuple([tuple(map(text_of, list_of(axes))) for axes in list_of(dims)])
+        numbers_of(shape),
+        text_of(dtype),
+        tuple([tuple(map(text_of, list_of(axes))) for axes in list_of(dims)]),
+        *map(memory_of, memory),
     )
     axes = [axis for own in layout.dims for axis in own]
     if len(layout.dims) != len(layout.shape) or len(set(axes)) < len(axes):

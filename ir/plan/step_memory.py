@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from rhino.ir.cluster.mesh import Mesh
 from rhino.ir.graph.elements import element_bytes
+from rhino.ir.graph.graph import HOST
 from rhino.ir.plan.instructions import Free, Global, Layout, Run, Step, rank_of, writes
 
 
@@ -31,7 +32,9 @@ class RankMemory:
 
 
 def local_bytes(layout: Layout, mesh: Mesh) -> int:
-    """Returns the bytes of one device's part of an array."""
+    """Returns the bytes of a device's memory that its part of an array takes: none where that lies in host memory."""
+    if layout.memory == HOST:
+        return 0
     sizes = dict(mesh.axes)
     parts = [
         -(-size // math.prod(sizes[axis] for axis in axes))

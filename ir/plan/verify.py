@@ -24,6 +24,7 @@ from typing import Final, Literal, TypeAlias
 
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.graph.elements import DTYPES, element_bytes
+from rhino.ir.graph.graph import DEVICE
 from rhino.ir.plan.instructions import (
     Feed,
     Fetch,
@@ -350,4 +351,6 @@ def _what(step: Step, one: Global) -> str:
 
 def _words(layout: Layout) -> str:
     split = ", ".join("x".join(axes) if axes else "-" for axes in layout.dims)
-    return f"{layout.dtype}[{', '.join(map(str, layout.shape))}]" + (f" split [{split}]" if any(layout.dims) else "")
+    where = "" if layout.memory == DEVICE else f" in {layout.memory}"
+    words = f"{layout.dtype}[{', '.join(map(str, layout.shape))}]"
+    return words + (f" split [{split}]" if any(layout.dims) else "") + where

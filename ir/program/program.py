@@ -12,7 +12,7 @@ import numpy as np
 from rhino.ir.cluster.mesh import Mesh
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.graph.elements import element_bytes
-from rhino.ir.graph.graph import WHILE, Argument, Graph, Loop, OpClass, TensorType
+from rhino.ir.graph.graph import DEVICE, HOST, WHILE, Argument, Graph, Loop, OpClass, TensorType
 from rhino.ir.graph.rules import RULE, Rule, elementwise_rule, parse_rule
 from rhino.ir.graph.spec import REPLICATED, Spec, all_specs, without_unit_axes
 from rhino.ir.mlir.bindings import func, ir, sdy, stablehlo
@@ -20,6 +20,7 @@ from rhino.ir.mlir.boundary import boundary_attributes, entries
 from rhino.ir.mlir.donation import ALIAS
 from rhino.ir.mlir.fixed_region import MANUAL, FixedSpecs, fixed_specs
 from rhino.ir.mlir.locations import name_of, place_of
+from rhino.ir.mlir.memory_kinds import is_on_host
 from rhino.ir.mlir.reader import walk
 from rhino.ir.mlir.refusals import GSPMD, USE_SHARDY, cannot_honour, refuse_foreign
 from rhino.ir.mlir.shardings import FORBIDDEN, MESH_NAME, ROLES, SHARDING, NamedMesh, allowed_specs, module_mesh
@@ -155,7 +156,7 @@ class _Reader:
                 self.fix(number, attrs[SHARDING], value.location, f'argument {number} "{name}"')
             if FORBIDDEN in attrs:
                 self.forbid(number, attrs[FORBIDDEN], value.location, f'argument {number} "{name}"')
-            result.append(Argument(name, alias))
+            result.append(Argument(name, alias, (HOST,) if is_on_host(attrs) else (DEVICE,)))
         return tuple(result)
 
     def define(self, value: ir.Value[Any], op: int) -> int:

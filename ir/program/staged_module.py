@@ -22,9 +22,11 @@ from dataclasses import dataclass
 from typing import Final, cast
 
 from rhino.ir.cluster.mesh import Mesh
+from rhino.ir.graph.graph import DEVICE, HOST
 from rhino.ir.mlir.bindings import func, ir, sdy
 from rhino.ir.mlir.boundary import Attributes, Side, boundary_attributes, entries, set_boundary_attributes
 from rhino.ir.mlir.donation import ALIAS, KEPT
+from rhino.ir.mlir.memory_kinds import is_on_host
 from rhino.ir.mlir.shardings import SHARDING, module_mesh
 from rhino.ir.plan.instructions import Layout, Phase, StepProgram
 from rhino.ir.plan.plan import rows_text
@@ -150,8 +152,9 @@ def layouts(function: func.FuncOp, side: Side, mesh: Mesh) -> tuple[Layout, ...]
 def _layout(kind: ir.Type, attributes: Attributes, mesh: Mesh) -> Layout:
     tensor = ir.RankedTensorType(kind)
     shape, dtype = tuple(tensor.shape), str(tensor.element_type)
+    memory = HOST if is_on_host(attributes) else DEVICE
     if SHARDING not in attributes:
-        return Layout(shape, dtype, ((),) * len(shape))
+        return Layout(shape, dtype, ((),) * len(shape), memory)
     sharding = sdy.TensorShardingAttr(attributes[SHARDING])
     dims = tuple(
         tuple(sdy.AxisRefAttr(axis).name for axis in sdy.DimensionShardingAttr(dim).axes)
@@ -159,7 +162,7 @@ def _layout(kind: ir.Type, attributes: Attributes, mesh: Mesh) -> Layout:
     )
     sums = tuple(sdy.AxisRefAttr(axis).name for axis in sharding.unreduced_axes)
     sizes = dict(mesh.axes)
-    return Layout((*(sizes[axis] for axis in sums), *shape), dtype, (*((axis,) for axis in sums), *dims))
+    return Layout((*(sizes[axis] for axis in sums), *shape), dtype, (*((axis,) for axis in sums), *dims), memory)
 
 
 def _program(function: func.FuncOp, mesh: Mesh) -> StepProgram:

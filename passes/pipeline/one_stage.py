@@ -12,6 +12,7 @@ from typing import Any, Final
 from rhino.ir.mlir.bindings import func, ir
 from rhino.ir.mlir.boundary import Attributes, boundary_attributes, set_boundary_attributes, set_function_type
 from rhino.ir.mlir.donation import ALIAS
+from rhino.ir.mlir.memory_kinds import is_on_host, write_memory_kinds
 from rhino.ir.mlir.reader import end_of, walk
 from rhino.ir.mlir.shardings import SHARDING
 from rhino.ir.program.accumulation import MICRO_BATCHES
@@ -78,3 +79,5 @@ def _write_boundary(
     boundary = [program_boundary(one.get(SHARDING), place) for one, place in zip(arguments, taken, strict=True)]
     set_boundary_attributes(entry, "arg", boundary)
     set_boundary_attributes(entry, "res", [program_boundary(one.get(SHARDING)) for one in results])
+    write_memory_kinds(entry, "arg", [number for number, one in enumerate(arguments) if is_on_host(one)])
+    write_memory_kinds(entry, "res", [number for number, one in enumerate(results) if is_on_host(one)])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from rhino.ir.mlir.bindings import func, ir, sdy
-from rhino.ir.mlir.manual import wrap_manual
+from rhino.ir.mlir.manual import mesh_size, wrap_manual
+from rhino.ir.mlir.memory_kinds import with_transfers
 from rhino.ir.mlir.shardings import module_mesh
 from rhino.ir.program.staged_module import STEP
 from rhino.passes.sharding.localize import localized_copy
@@ -23,12 +24,14 @@ def program_modules(staged: ir.Module) -> dict[str, ir.Module]:
 
 
 def compiled_form(program: ir.Module, file: str = "") -> ir.Module:
-    """Returns what is compiled of a program: with a mesh, what each device runs, collectives spelled out.
+    """Returns what is compiled of a program: on several devices what each runs, collectives spelled out.
 
     Raises:
         RhinoError: RHI-LOCAL-001 where it cannot be localized.
     """
-    return program if module_mesh(program.operation) is None else wrap_manual(localized_copy(program, file))
+    if mesh_size(program) == 1:  # XLA does not compile the localized form for one host device (jaxlib 0.10.2)
+        return with_transfers(program)
+    return wrap_manual(localized_copy(program, file))
 
 
 def _alone(function: ir.Operation, mesh: ir.Operation | None) -> ir.Module:

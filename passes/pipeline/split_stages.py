@@ -29,6 +29,7 @@ from rhino.ir.mlir.bindings import func, ir, sdy, stablehlo
 from rhino.ir.mlir.boundary import boundary_attributes, set_boundary_attributes, set_function_type
 from rhino.ir.mlir.donation import ALIAS
 from rhino.ir.mlir.locations import place_of
+from rhino.ir.mlir.memory_kinds import is_on_host, remove_memory_kind, write_memory_kinds
 from rhino.ir.mlir.reader import entry_function, maker_of, walk
 from rhino.ir.mlir.shardings import SHARDING, module_mesh
 from rhino.ir.plan.instructions import Phase
@@ -312,7 +313,32 @@ class _Splitter:
                     for source in self.made_of(value, draft):
                         self.note_reader(source, draft)
         used = [draft for draft in (*self.setups, *drafts) if draft.ops or draft.gives]
-        return [_Writer(self, draft).part() for draft in used], self.result_names
+        writers = [_Writer(self, draft) for draft in used]
+        parts = [writer.part() for writer in writers]
+        there = self.on_host(parts)
+        for writer, part in zip(writers, parts, strict=True):
+            write_memory_kinds(writer.function, "arg", [at for at, name in enumerate(part.reads) if name in there])
+            write_memory_kinds(writer.function, "res", [at for at, name in enumerate(part.gives) if name in there])
+        return parts, self.result_names
+
+    def on_host(self, parts: Sequence[StagedPart]) -> set[str]:
+        """Returns the names of what lies in host memory: arguments, and the results that take over their buffers.
+
+        An argument of several stages goes from rank to rank, and lies on the devices.
+        """
+        found = set[str]()
+        for number, (name, attributes) in enumerate(zip(self.names, self.argument_attributes, strict=True)):
+            if not is_on_host(attributes):
+                continue
+            alias = ir.IntegerAttr(attributes[ALIAS]).value if ALIAS in attributes else None
+            both = {name} if alias is None else {name, self.result_names[alias]}
+            if len({part.stage for part in parts if not both.isdisjoint((*part.reads, *part.gives))}) > 1:
+                remove_memory_kind(self.program.entry, "arg", number)
+                if alias is not None:
+                    remove_memory_kind(self.program.entry, "res", alias)
+            else:
+                found |= both
+        return found
 
     def note_reader(self, value: AnyValue, reader: _Draft) -> None:
         """Sees to it that what `reader` reads is given."""

@@ -23,7 +23,8 @@ from rhino.ir.hlo.compiled import Compiled
 from rhino.ir.mlir.aliases import without_kept
 from rhino.ir.mlir.bindings import ir, make_context
 from rhino.ir.mlir.boundary import boundary_attributes, set_boundary_attributes
-from rhino.ir.mlir.manual import bytecode, wrap_manual
+from rhino.ir.mlir.manual import bytecode, mesh_size, wrap_manual
+from rhino.ir.mlir.memory_kinds import with_transfers
 from rhino.ir.mlir.reader import entry_function
 from rhino.ir.mlir.shardings import MESH_NAME, SHARDING, layout_attribute, module_mesh
 from rhino.ir.plan.plan import Comparison, CompiledPlan, Plan
@@ -287,7 +288,7 @@ class Comparer:
         compiled, step, why = None, None, ""
         try:
             compiled = self.compile(as_run(code))
-            step = compiled_step(compiled.hlo, self.cluster, TARGETS[self.cluster.device.platform])
+            step = compiled_step(compiled.hlo, self.cluster, TARGETS[self.cluster.device.platform], compiled.untold)
         except RhinoError as error:
             why = error.what
         self.candidates.append(Candidate(name, form, found, code, compiled, step, why))
@@ -333,9 +334,14 @@ def fastest(candidates: Sequence[Candidate]) -> Candidate:
 
 
 def program_of(module: ir.Module, form: str) -> bytes | None:
-    """Returns a planned module as XLA is to compile it, as bytecode; None where it has no such form."""
+    """Returns a planned module as XLA is to compile it, as bytecode; None where it has no such form.
+
+    On one device it is not localized: XLA does not compile that form for a host (jaxlib 0.10.2).
+    """
     if form == ANNOTATED:
-        return bytecode(module)
+        return bytecode(with_transfers(module))
+    if mesh_size(module) == 1:
+        return None
     try:
         return bytecode(wrap_manual(localized_copy(module)))
     except RhinoError:

@@ -38,7 +38,7 @@ from rhino.passes.pipeline.rematerialize import Rematerialize, Rematerializer
 from rhino.passes.pipeline.split_scans import SplitScans, find_layers
 from rhino.passes.precision.mixed_precision import MixedPrecision
 from rhino.passes.registry import before_choice
-from rhino.passes.sharding.planning_pass import Target, begin_choice, rank_target
+from rhino.passes.sharding.planning_pass import Target, begin_choice, rank_target, with_offload
 from rhino.passes.textual_pipelines import build_pass_manager
 from rhino.strategies.autotune.base import (
     MOST,
@@ -99,6 +99,9 @@ Large ones take memory.
 
 _AMP: Final = "amp"
 """The option that changes the types of a step before it is folded."""
+
+_OFFLOAD: Final = "offload"
+"""The option that leaves it to the choice of shardings what lies in host memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,9 +228,8 @@ class Evaluator:
         To divide it is most of the work, and the same whatever is recomputed. What is pinned comes last
         and is not kept, so that evaluators that differ in it may share a folder.
         """
-        *rewriting, populate, pin = before_choice(
-            {**self.setup.options, "cluster": self.setup.cluster, **named_options(config)}
-        )
+        own = {name: text for name, text in self.setup.options.items() if name != _OFFLOAD}
+        *rewriting, populate, pin = before_choice({**own, "cluster": self.setup.cluster, **named_options(config)})
         again = [one for one in rewriting if isinstance(one, Rematerialize)]
         others = [one for one in rewriting if not isinstance(one, Rematerialize)]
         at = next((number for number, one in enumerate(others) if isinstance(one, MicroBatch)), 0)
@@ -297,7 +299,7 @@ class Evaluator:
         least_s = arithmetic_s(program.graph, self.cluster)
         if least_s >= cutoff_s:
             return CutOff(config, least_s, least_s, by_memory=False, arithmetic_s=least_s)
-        choice = begin_choice(program, target)
+        choice = begin_choice(with_offload(program, target) if self.setup.options.get(_OFFLOAD) else program, target)
         loop = accumulation_loop(program)
         ranks, budget = config.stages, self.setup.budget_bytes * config.stages
         ops_s = _least_cost_s(choice.problem) / ranks

@@ -10,11 +10,24 @@ from collections.abc import Sequence
 from textwrap import shorten
 from typing import Final
 
-from rhino.ir.plan.plan import PLAIN, Comparison, Execution, Plan, Sharding, Tensor, dims_text, folded
+from rhino.ir.graph.graph import DEVICE, HOST
+from rhino.ir.plan.plan import (
+    IN_HOST_MEMORY,
+    PLAIN,
+    Comparison,
+    Execution,
+    Plan,
+    Sharding,
+    Tensor,
+    device_bytes,
+    dims_text,
+    folded,
+)
 from rhino.ir.plan.timeline import render
 from rhino.ir.units import format_bytes, format_seconds, peak_text
 from rhino.passes.planner.plan_rows import (
     alike,
+    host_seconds,
     new_results,
     program_runs,
     sent_s,
@@ -74,6 +87,7 @@ def totals(plan: Plan) -> list[str]:
         f"  step   {format_seconds(found.step_s)}{_parts(plan)}{_bound(plan)}",
         f"  memory {peak_text(found.largest_peak_bytes, found.budget_bytes)}{old}{on}",
         *_stored_lines(plan),
+        *_host_lines(plan),
         *answer_lines(plan),
     ]
 
@@ -88,6 +102,18 @@ def _stored_lines(plan: Plan) -> list[str]:
     without = next((one for one in plan.alternatives if one.what == PLAIN), None)
     against = f"; step {step_of(without)} without" if without else ""
     return [f"  blocks in {len(viewed)} of {len(plan.arguments)} arguments{against}: {shown}"]
+
+
+def _host_lines(plan: Plan) -> list[str]:
+    """Returns a line for what lies in host memory, where something does."""
+    there = [one for one in plan.arguments if one.memory == HOST]
+    if not there:
+        return []
+    sizes = [0] * plan.num_ranks
+    for one in there:
+        sizes[one.rank] += device_bytes(one, dict(plan.mesh.axes))
+    what = f"{len(there)} argument{'s' if len(there) != 1 else ''}, {format_bytes(max(sizes))} per device"
+    return [f"  host   {what}, in host memory: {format_seconds(host_seconds(plan))} to bring them and take them back"]
 
 
 def answer_lines(plan: Plan) -> list[str]:
@@ -129,9 +155,12 @@ def _parts(plan: Plan) -> str:
     one = plan.sharding
     if one is None:
         return ""
-    rest = max(0.0, plan.predicted.step_s - one.compute_s - one.communication_s)
+    host_s = host_seconds(plan)
+    rest = max(0.0, plan.predicted.step_s - one.compute_s - one.communication_s - host_s)
+    there = f", {format_seconds(host_s)} from host memory and back" if host_s else ""
     other = f", {format_seconds(rest)} to launch it and to cut blocks" if rest > 1e-4 * plan.predicted.step_s else ""
-    return f": {format_seconds(one.compute_s)} of compute, {format_seconds(one.communication_s)} in collectives{other}"
+    parts = f"{format_seconds(one.compute_s)} of compute, {format_seconds(one.communication_s)} in collectives"
+    return f": {parts}{there}{other}"
 
 
 def _bound(plan: Plan) -> str:
@@ -145,7 +174,7 @@ def _bound(plan: Plan) -> str:
 def _ranks(plan: Plan, simulation: Simulation) -> list[str]:
     arguments = Counter[int]()
     for one in alike(plan, plan.arguments):
-        arguments[one.first.rank] += one.num_bytes
+        arguments[one.first.rank] += one.num_bytes if one.first.memory == DEVICE else 0
     rows = [
         (
             f"rank {rank}",
@@ -202,7 +231,8 @@ def _tensor_section(plan: Plan, title: str, tensors: Sequence[Tensor], num_rows:
         sent = [_seconds(sent_s(costs, one.name))] if plan.sharding else []
         rank = [f"rank {one.first.rank}"] if plan.num_ranks > 1 else []
         kind = f"{len(one.tensors)} x {one.first.words}"
-        rows.append((format_bytes(one.num_bytes), *sent, *rank, kind, dims_text(one.first.dims), one.name))
+        where = IN_HOST_MEMORY if one.first.memory == HOST else ""
+        rows.append((format_bytes(one.num_bytes), *sent, *rank, kind, dims_text(one.first.dims) + where, one.name))
     words = ", seconds in collectives" if plan.sharding else ""
     return section(f"{title}: bytes per device{words}", rows, num_rows)
 

@@ -9,10 +9,12 @@ from typing import Final
 
 from rhino.ir.cluster.cluster import cluster_to_text, load_cluster
 from rhino.ir.diagnostics import RhinoError
+from rhino.ir.graph.graph import DEVICE, HOST
 from rhino.ir.mlir.bindings import func, ir
 from rhino.ir.mlir.boundary import Side, boundary_attributes, set_boundary_attributes
 from rhino.ir.mlir.donation import ALIAS, KEPT
 from rhino.ir.mlir.locations import place_of
+from rhino.ir.mlir.memory_kinds import is_on_host
 from rhino.ir.mlir.reader import entry_function, walk
 from rhino.ir.mlir.shardings import SHARDING, module_mesh
 from rhino.ir.plan.plan import Source, Tensor, kind_of
@@ -75,6 +77,7 @@ def _tensors(entry: func.FuncOp, side: Side, names: Sequence[str], is_annotated:
                 padded=padded,
                 is_kept=KEPT in attributes,
                 viewed=stored if VIEW in attributes else (),
+                memory=HOST if is_on_host(attributes) else DEVICE,
             )
         )
     return tuple(found)

@@ -15,11 +15,12 @@ import numpy as np
 
 from rhino.ir.arrays import Ints
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.graph.graph import TensorType
+from rhino.ir.graph.graph import HOST, TensorType
 from rhino.ir.graph.spec import num_parts
 from rhino.ir.mlir.locations import name_of, place_of
 from rhino.ir.plan.plan import (
     AS_BLOCKS,
+    IN_HOST_MEMORY,
     PLAIN,
     Alternative,
     Annotations,
@@ -228,7 +229,8 @@ class PlanCosts:
 
     def how_stored(self, node: Node, state: State) -> str:
         """Returns how an argument, a value or a result lies in a state of its node."""
-        return layout_text(state.result_specs[0], self.axes, len(self._value_type(node).shape))
+        layout = layout_text(state.result_specs[0], self.axes, len(self._value_type(node).shape))
+        return f"{layout}{IN_HOST_MEMORY}" if state.memory == HOST else layout
 
     def type_of(self, node: Node) -> str:
         """Returns the type of what a node stands for, of the first result of an op; empty where it has none."""

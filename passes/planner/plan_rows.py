@@ -6,13 +6,16 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from rhino.ir.cluster.cluster import parse_cluster
 from rhino.ir.graph.collective_stats import EMPTY, CollectiveStats, Count
+from rhino.ir.graph.graph import HOST
 from rhino.ir.mlir.bindings import ir, make_context
 from rhino.ir.plan.instructions import Run, Transfer, rank_of
 from rhino.ir.plan.plan import Alternative, Cost, Execution, Plan, Tensor, common_name, device_bytes, folded
 from rhino.ir.plan.step_memory import local_bytes
 from rhino.ir.program.collectives import module_stats
 from rhino.ir.units import format_seconds
+from rhino.strategies.cost.cost_model import CostModel
 from rhino.strategies.pipeline.simulate import Costs, Link, Simulation, equal_links, simulate
 
 
@@ -71,12 +74,27 @@ def simulation_of(execution: Execution) -> Simulation:
     return simulate(execution.step, costs_of(execution))
 
 
+def host_seconds(plan: Plan) -> float:
+    """Returns the seconds in which what lies in host memory comes from there in a step, and goes back.
+
+    Of several ranks they are those of the rank that has most of it.
+    """
+    there = [one for one in plan.arguments if one.memory == HOST]
+    if not there:
+        return 0.0
+    model, mesh = CostModel(parse_cluster("\n".join(plan.cluster)).device, ()), dict(plan.mesh.axes)
+    seconds = [0.0] * plan.num_ranks
+    for one in there:
+        seconds[one.rank] += model.visit_s(device_bytes(one, mesh), is_updated=one.alias is not None)
+    return max(seconds)
+
+
 def alike(plan: Plan, tensors: Iterable[Tensor]) -> list[AlikeTensors]:
     """Returns tensors in groups of those that are alike and placed alike, the largest first."""
     mesh = dict(plan.mesh.axes)
     groups: dict[tuple[object, ...], list[Tensor]] = {}
     for one in tensors:
-        groups.setdefault((folded(one.path), one.words, one.dims, one.rank), []).append(one)
+        groups.setdefault((folded(one.path), one.words, one.dims, one.rank, one.memory), []).append(one)
     rows = [
         AlikeTensors(
             common_name([one.path for one in ones]),

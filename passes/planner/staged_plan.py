@@ -230,7 +230,7 @@ def _boundaries(staged: ir.Module, instructions: Step) -> Sides:
             case _:
                 continue
         there = instructions.slots[slot]
-        side[number] = replace(side[number], dims=there.layout.dims, rank=there.rank)
+        side[number] = replace(side[number], dims=there.layout.dims, rank=there.rank, memory=there.layout.memory)
     return tuple(arguments), tuple(results)
 
 

@@ -11,8 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from rhino.ir.cluster.cluster import parse_cluster
+from rhino.ir.graph.graph import HOST
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.boundary import Side
+from rhino.ir.mlir.memory_kinds import write_memory_kinds
 from rhino.ir.mlir.reader import entry_function
 from rhino.ir.mlir.shardings import MESH_NAME, module_mesh
 from rhino.ir.plan.changes import check_current
@@ -139,7 +141,9 @@ def annotate(
         write_annotations(module, plan.sharding.annotations)
         sides: tuple[Side, ...] = ("arg", "res")
         for side, own in zip(sides, (plan.arguments, plan.results), strict=True):
-            write_boundary_dims(entry_function(module), side, mesh_name, mesh, [one.dims for one in own])
+            entry = entry_function(module)
+            write_boundary_dims(entry, side, mesh_name, mesh, [one.dims for one in own])
+            write_memory_kinds(entry, side, [number for number, one in enumerate(own) if one.memory == HOST])
         check_annotated(module, name)
 
 

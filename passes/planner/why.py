@@ -15,7 +15,6 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Final
 
 import numpy as np
@@ -277,7 +276,7 @@ def notable(replanned: Replanned) -> list[Why]:
 
 def _answered(replanned: Replanned, subjects: Sequence[Subject]) -> list[Why]:
     """Returns why subjects are as they are, and what else each could be."""
-    if prod(replanned.costs.choice.model.sizes) == 1:
+    if all(len(node.states) == 1 for node in replanned.costs.choice.nodes):
         return [_why(replanned, one, []) for one in subjects]
     alternatives = Alternatives(
         replanned.costs.choice.with_memory().problem,

@@ -1,13 +1,14 @@
 """Choose one sharding for every tensor: the cheapest that fits the memory of a device, with a proven bound.
 
 Reads     `sdy.sharding_rule` on ops, existing `sdy.mesh`, `sdy.sharding` and `rhino.scopes` (as constraints).
-Writes    `sdy.mesh` if there is none; `sdy.sharding` on arguments, results and ops; `rhino.strategy` on the ops for
+Writes    `sdy.mesh` if there is none; `sdy.sharding` on arguments, results and ops; `mhlo.memory_kind` on arguments and
+          results that lie in host memory; `rhino.strategy` on the ops for
           which the shardings of their operands and results do not say it: for each axis the factor of the sharding rule
           that is split, "replicate", or "partial" and the operands that are sums. Adds, removes and changes no op.
 Errors    RHI-SOLVE-001 does not fit, RHI-SOLVE-002 steps spent, RHI-SHARD-001 a user's sharding cannot be honoured,
           RHI-MESH-001 larger than the cluster, RHI-MESH-002 not the module's mesh, RHI-CLUSTER-001 unknown preset,
           RHI-CLUSTER-002 malformed file, RHI-READ-005 no entry function, RHI-PASS-001 an unknown level, RHI-PIN-002 a
-          scope has no axes, or nothing to share.
+          scope has no axes, or nothing to share, RHI-OFFLOAD-001 nobody knows how fast host memory is.
 Source    Rhino 4.2 to 4.4; the formulation is in strategies/solver/problem.py and strategies/solver/search.py.
 """
 
@@ -23,12 +24,13 @@ from rhino.ir.cluster.cluster import load_cluster
 from rhino.ir.cluster.mesh import Mesh
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.graph.collective_stats import EMPTY, CollectiveStats, one_collective
-from rhino.ir.graph.graph import BARRIER, WHILE, YIELD
-from rhino.ir.graph.spec import Spec, spec_text
+from rhino.ir.graph.graph import BARRIER, DEVICE, WHILE, YIELD
+from rhino.ir.graph.spec import Spec, num_parts, spec_text
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.boundary import Side, boundary_attributes, set_boundary_attributes
 from rhino.ir.mlir.fixed_region import MANUAL
 from rhino.ir.mlir.locations import place_of
+from rhino.ir.mlir.memory_kinds import write_memory_kinds
 from rhino.ir.mlir.shardings import SHARDING, per_value_attribute, sharding_attribute
 from rhino.ir.program.accumulation import accumulation_loop
 from rhino.ir.program.named_tensors import provenance_of_value
@@ -42,6 +44,7 @@ from rhino.passes.sharding.planning_pass import (
     begin_choice,
     rank_target,
     to_fit,
+    with_offload,
     write_mesh,
 )
 from rhino.passes.sharding.uneven import uneven_arguments
@@ -49,6 +52,7 @@ from rhino.strategies.choice.choice import Choice
 from rhino.strategies.choice.sharding_plan import ShardingPlan, implied, make_plan
 from rhino.strategies.cost.candidates import strategy_name
 from rhino.strategies.cost.nodes import Node
+from rhino.strategies.memory.host_memory import waiting_arguments
 from rhino.strategies.memory.peak import peak_of
 from rhino.strategies.pipeline.in_flight import several_in_flight
 from rhino.strategies.sharding.memory_fitting import find_fitting
@@ -82,6 +86,7 @@ class ChooseShardings(PlanningPass):
         "RHI-SOLVE-002",
         "RHI-PASS-001",
         "RHI-PIN-002",
+        "RHI-OFFLOAD-001",
         *PLANNING_ERRORS,
     )
 
@@ -92,6 +97,9 @@ class ChooseShardings(PlanningPass):
     )
     rows: str = opt(
         "", "for several ranks: bytes per device that the search may count, in place of the budget, by estimate"
+    )
+    offload: bool = opt(
+        False, "arguments that only their update reads, as moments, may lie in host memory where the budget binds"
     )
     level: int = opt(3, "2 = accept a 0.1 % optimality gap where memory binds, 3 = 0.01 %, with more steps to reach it")
 
@@ -144,6 +152,8 @@ class ChooseShardings(PlanningPass):
         `module` gets sharding rules, nothing else.
         """
         program = self.read(module, target, remarks)
+        if self.offload:
+            program = with_offload(program, target)
         clock.lap("graph")
         try:
             choice = begin_choice(program, target)
@@ -275,6 +285,7 @@ def write_plan(module: ir.Operation, program: Program, plan: ShardingPlan, targe
     for side, new in sides.items():
         present = boundary_attributes(entry, side)
         set_boundary_attributes(entry, side, [{**old, SHARDING: one} for old, one in zip(present, new, strict=True)])
+        write_memory_kinds(entry, side, plan.on_host if side == "arg" else plan.results_on_host)
 
 
 def _remark(
@@ -287,6 +298,8 @@ def _remark(
         f"step {format_seconds(answer.cost)}, at least {format_seconds(answer.bound)} (gap {answer.gap:.2%}); "
         f"{peak_text(answer.peak_bytes, budget)}; found by {answer.method}",
     )
+    if plan.on_host:
+        remarks.add(name, Place(remarks.file), _on_host_text(plan, target))
     for place, what in uneven_arguments(program, target):
         remarks.add(name, place, what)
     for loop in program.graph.loops:
@@ -334,7 +347,7 @@ def does_not_fit(
         f"at least {format_bytes(size)}: {beside}{program.describe(value)}{_under(words)}"
         for (size, beside, value), words in zip(culprits, provenance, strict=True)
     ]
-    fix = to_fit("the constraints on these tensors" if any(provenance) else "")
+    fix = to_fit("the constraints on these tensors" if any(provenance) else "", _waiting(choice))
     together = f" on {ranks} ranks together" if ranks > 1 else ""
     notes.append(
         f"at time {worst} of {choice.problem.num_times} the least sizes of all tensors alive{together} add up to "
@@ -347,6 +360,26 @@ def does_not_fit(
     found = f"; the smallest found needs {format_bytes(outcome.peak_bytes)}" if outcome.peak_bytes is not None else ""
     what = f"no choice of shardings that {fits_text(budget)} was found within the steps of the search{found}"
     return RhinoError("RHI-SOLVE-002", what, Place(program.file), tuple(notes), fix)
+
+
+def _on_host_text(plan: ShardingPlan, target: Target) -> str:
+    """Returns what lies in host memory, and what that costs, in words."""
+    graph = plan.graph
+    sizes = {one: graph.type_of(one).num_bytes // num_parts(plan.specs[one], plan.sizes) for one in plan.on_host}
+    seconds = sum(
+        target.model.visit_s(size, is_updated=graph.arguments[one].alias is not None) for one, size in sizes.items()
+    )
+    there = f"{len(sizes)} argument{'s' if len(sizes) != 1 else ''}, {format_bytes(sum(sizes.values()))} per device"
+    return f"in host memory: {there}; {format_seconds(seconds)} to bring them to the device and back"
+
+
+def _waiting(choice: Choice) -> str:
+    """Returns the option that lets arguments lie in host memory, in words; nothing where none can, or they may."""
+    graph = choice.graph
+    if choice.model.device.host_bytes_per_s is None or any(one.memories != (DEVICE,) for one in graph.arguments):
+        return ""
+    size = sum(graph.type_of(argument).num_bytes for argument in waiting_arguments(graph))
+    return f"--offload, for {format_bytes(size)} of arguments that only their update reads" if size else ""
 
 
 def _of_one_rank(outcome: Infeasible | Unsolved, ranks: int) -> Infeasible | Unsolved:

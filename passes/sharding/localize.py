@@ -3,9 +3,10 @@
 Reads     `sdy.mesh`, `sdy.sharding` on values, and `rhino.strategy` on ops. An op without a strategy runs in the way
           that sends the fewest bytes between the shardings that its operands and results have.
 Writes    local shapes, and `stablehlo` collectives exactly where the shardings and strategies say; `sdy.sharding` stays
-          on the entry's arguments and results. The rewriting of ops is Shardy's (`sdy-convert-global-to-local`); which
-          collective stands where is decided here, because Shardy's own insertion chooses how an op runs by tensor
-          sizes, and always adds what it should sometimes maximise.
+          on the entry's arguments and results. What lies in host memory is brought to the device and back. The
+          rewriting of ops is Shardy's (`sdy-convert-global-to-local`); which collective stands where is decided here,
+          because Shardy's own insertion chooses how an op runs by tensor sizes, and always adds what it should
+          sometimes maximise.
 Errors    RHI-LOCAL-001 cannot be localized, RHI-READ-005 no entry function, RHI-SHARD-001 a bad sharding.
 
 Partial results. Shardy's conversion insists that a product or gather with a split reduction is followed by one
@@ -29,6 +30,7 @@ from rhino.ir.mlir.bindings import ir, passmanager, sdy, stablehlo
 from rhino.ir.mlir.fixed_region import MANUAL, SetAside, put_back, set_aside
 from rhino.ir.mlir.locations import place_of
 from rhino.ir.mlir.manual import LOCAL, copy_module
+from rhino.ir.mlir.memory_kinds import write_transfers
 from rhino.ir.mlir.outline import OutlinedLoop, inline_loops, outline_loops
 from rhino.ir.mlir.reader import entry_function, maker_of, walk
 from rhino.ir.mlir.shardings import (
@@ -54,6 +56,7 @@ from rhino.strategies.choice.sharding_plan import ShardingPlan, handing_on, impl
 from rhino.strategies.cost.candidates import State, replicate, strategies, strategy_name
 from rhino.strategies.cost.halo_exchange import exchanges
 from rhino.strategies.cost.reshard import LayoutStep, reshard_path
+from rhino.strategies.memory.host_memory import on_host
 
 _GLOBAL = (SHARDING, STRATEGY, CARRIED, RULE, COST, FORBIDDEN, PROVENANCE)
 """What annotates ops of the global program."""
@@ -98,6 +101,7 @@ class Localize(Pass):
         for op in walk(module):
             if op.name == "stablehlo.fft":
                 _lay_in_rows(op)
+        write_transfers(entry_function(module))
         module.attributes[LOCAL] = ir.UnitAttr.get()
         remarks.record(module_stats(module))
 
@@ -169,7 +173,7 @@ def annotated_plan(program: Program, sizes: tuple[int, ...], file: str) -> Shard
     for loop in graph.loops:
         ops[loop.op], ops[loop.end] = loop_states(graph, loop, specs)
     returned = tuple(min(limit) if limit is not None else REPLICATED for limit in graph.return_fixed)
-    return ShardingPlan(graph, sizes, tuple(ops), tuple(specs), returned)
+    return ShardingPlan(graph, sizes, tuple(ops), tuple(specs), returned, on_host=frozenset(on_host(graph)))
 
 
 def _state(

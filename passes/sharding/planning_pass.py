@@ -17,10 +17,12 @@ from rhino.ir.mlir.reader import entry_function
 from rhino.ir.mlir.shardings import MESH_NAME, module_mesh
 from rhino.ir.program.named_tensors import provenance_of
 from rhino.ir.program.program import Program, is_ruled, read_program
+from rhino.ir.program.stored_shapes import PADDED, VIEW
 from rhino.passes.base import Pass, Remarks, opt
 from rhino.passes.sharding.scope_constraints import cannot_run, limit_notes, scope_meshes, scoped_graph
 from rhino.strategies.choice.choice import Choice
 from rhino.strategies.cost.cost_model import CostModel
+from rhino.strategies.memory.host_memory import with_host_choice
 from rhino.strategies.sharding.choice_problem import Builder, ContradictionError, NoChoiceError
 from rhino.strategies.structure.axis_roles import Roles
 
@@ -141,6 +143,26 @@ def rank_target(cluster: Cluster, mesh: Mesh, num_ranks: int, name: str = MESH_N
     return Target(name, mesh, CostModel(cluster.device, named))
 
 
+def with_offload(program: Program, target: Target) -> Program:
+    """Returns a program whose arguments may lie in host memory where they can.
+
+    An argument that is stored padded or as blocks stays on the device: calls bring it to that form there.
+
+    Raises:
+        RhinoError: RHI-OFFLOAD-001 where nobody knows how fast devices reach their host's memory.
+    """
+    if target.model.device.host_bytes_per_s is None:
+        raise RhinoError(
+            "RHI-OFFLOAD-001",
+            f"arguments may lie in host memory, and how fast a {target.model.device.kind} reaches it is not known",
+            Place(program.file),
+            fix="add device.host_bytes_per_s to the cluster's file (docs/cluster.md), or leave offload out",
+        )
+    given = boundary_attributes(program.entry, "arg")
+    changed = [number for number, one in enumerate(given) if PADDED in one or VIEW in one]
+    return replace(program, graph=with_host_choice(program.graph, changed))
+
+
 def write_mesh(module: ir.Operation, target: Target) -> None:
     """Writes the mesh that is planned for onto a module that has none."""
     if module_mesh(module) is None:
@@ -149,10 +171,13 @@ def write_mesh(module: ir.Operation, target: Target) -> None:
         mesh.clone(ip=ir.InsertionPoint.at_block_begin(module.regions[0].blocks[0]))
 
 
-def to_fit(cause: str = "") -> str:
-    """Returns what to do where no plan fits; `cause` are constraints of the user that may be why."""
+def to_fit(cause: str = "", more: str = "") -> str:
+    """Returns what to do where no plan fits.
+
+    `cause` are constraints of the user that may be why, `more` is what else may do.
+    """
     room = "raise --budget, use more devices, or a smaller batch"
-    return f"{room}, or remove {cause}" if cause else room
+    return f"{room}{f', or give {more}' if more else ''}{f', or remove {cause}' if cause else ''}"
 
 
 def build_choice(program: Program, target: Target) -> Choice:

@@ -16,14 +16,23 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 from rhino.ir.cluster.hardware import Cluster
 from rhino.ir.cluster.mesh import Mesh
 from rhino.ir.diagnostics import ExitCode, RhinoError
+from rhino.ir.graph.graph import DEVICE, HOST
 from rhino.ir.hlo.compiled import Compiled, assigned_bytes, largest_buffers
+from rhino.ir.mlir.bindings import ir, make_context
+from rhino.ir.mlir.boundary import boundary_attributes
+from rhino.ir.mlir.donation import ALIAS
+from rhino.ir.mlir.memory_kinds import SIDES
+from rhino.ir.mlir.reader import entry_function
+from rhino.ir.mlir.shardings import module_mesh
+from rhino.ir.plan.step_memory import local_bytes
+from rhino.ir.program.staged_module import ONE_DEVICE, layouts
 from rhino.runtime.aot.targets import CompileTarget, compile_target
 
 _COMMAND: Final = "import sys; from rhino.runtime.aot.worker import main; sys.exit(main(sys.argv[1:]))"
@@ -37,6 +46,9 @@ _ENVIRONMENT: Final = {
     "TF_CPP_MIN_LOG_LEVEL": "3",
 }
 _LAST_LINES: Final = 4
+_ONE_MEMORY: Final = ("cpu", "gpu")
+"""Platforms whose compilers, without a device, take all memory for the device's (jaxlib 0.10.2)."""
+
 MOST_S: Final = 1800.0
 """A compile is ended after so long: buffers of the largest programs that were tried are assigned in seconds."""
 
@@ -116,7 +128,27 @@ def _compiled(code: bytes, target: CompileTarget) -> Compiled:
         if found is None:
             raise _refused(target, status, output, log.read_text(errors="replace"))
     peak_bytes, buffers, hlo = found
-    return Compiled(peak_bytes, buffers, hlo, target.compiler, process.returncode == ExitCode.OK, seconds)
+    untold, there = _untold(code) if target.platform in _ONE_MEMORY else ((), 0)
+    is_finished = process.returncode == ExitCode.OK
+    return Compiled(peak_bytes - there, buffers, hlo, target.compiler, is_finished, seconds, untold)
+
+
+def _untold(code: bytes) -> tuple[tuple[int, ...], int]:
+    """Returns the bytes of each transfer from host memory and to it, and of all that lies there, for one device."""
+    module = ir.Module.parse(code, make_context())
+    entry, found = entry_function(module.operation), module_mesh(module.operation)
+    mesh = found[1] if found else ONE_DEVICE
+    sizes = {
+        side: {
+            number: local_bytes(replace(layout, memory=DEVICE), mesh)
+            for number, layout in enumerate(layouts(entry, side, mesh))
+            if layout.memory == HOST
+        }
+        for side in SIDES
+    }
+    taken_over = {ir.IntegerAttr(one[ALIAS]).value for one in boundary_attributes(entry, "arg") if ALIAS in one}
+    kept = sum(size for number, size in sizes["res"].items() if number not in taken_over)
+    return (*sizes["arg"].values(), *sizes["res"].values()), sum(sizes["arg"].values()) + kept
 
 
 def _environment(platform: str) -> dict[str, str]:

@@ -80,7 +80,7 @@ class StreamTransport:
     def receiver(self, uid: int, peer: int, target: RankDevices, layout: Layout) -> Receive:
         """Returns what waits for the parts of an array and places them."""
         shape, dtype, handler = (
-            target.sharding(layout.dims).shard_shape(layout.shape),
+            target.placement(layout).shard_shape(layout.shape),
             dtype_of(layout),
             target.handler(layout),
         )

@@ -267,7 +267,7 @@ class Binder:
         slots, layout, sharding = (
             self.memory.slots,
             self._layout(slot),
-            self._target(slot).sharding(self._layout(slot).dims),
+            self._target(slot).placement(self._layout(slot)),
         )
 
         def action() -> None:

@@ -18,6 +18,7 @@ from jax._src.sharding_impls import GSPMDSharding
 from jaxlib import lapack, xla_client
 
 from rhino.ir.diagnostics import RhinoError
+from rhino.ir.graph.graph import DEVICE, HOST
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.locations import place_of
 from rhino.ir.mlir.manual import copy_module
@@ -260,8 +261,8 @@ def _loaded(module: ir.Module, row: tuple[jax.Device, ...], load: Callable[[ir.M
                 "at fault"
             ),
         ) from None
-    inputs = _shardings(loaded.get_parameter_shardings(), len(signature.arguments), row)
-    outputs = _shardings(loaded.get_output_shardings(), len(signature.results), row)
+    inputs = _shardings(loaded.get_parameter_shardings(), signature.arguments, row)
+    outputs = _shardings(loaded.get_output_shardings(), signature.results, row)
     handlers = tuple(
         array_handler(value.stored, value.dtype, sharding)
         for value, sharding in zip(signature.results, outputs, strict=True)
@@ -270,17 +271,18 @@ def _loaded(module: ir.Module, row: tuple[jax.Device, ...], load: Callable[[ir.M
 
 
 def _shardings(
-    given: Sequence[xla_client.OpSharding] | None, count: int, devices: tuple[jax.Device, ...]
+    given: Sequence[xla_client.OpSharding] | None, values: Sequence[Value], devices: tuple[jax.Device, ...]
 ) -> tuple[jax.sharding.Sharding, ...]:
-    """XLA's shardings of the arguments or results as JAX's; on one device XLA names none.
+    """XLA's shardings of the arguments or results as JAX's; on one device XLA names none, and kinds of memory nowhere.
 
     They always divide the shapes: XLA trims those that do not where the program begins and ends.
     """
-    if not count:
+    if not values:
         return ()  # XLA names one for the empty tuple, too
+    kinds = [None if value.memory == DEVICE else value.memory for value in values]
     if given is None:
-        return (jax.sharding.SingleDeviceSharding(devices[0]),) * count
-    return tuple(GSPMDSharding(devices, sharding) for sharding in given)
+        return tuple(jax.sharding.SingleDeviceSharding(devices[0], memory_kind=kind) for kind in kinds)
+    return tuple(GSPMDSharding(devices, one, memory_kind=kind) for one, kind in zip(given, kinds, strict=True))
 
 
 def array_handler(shape: tuple[int, ...], dtype: np.dtype[np.generic], sharding: jax.sharding.Sharding) -> Handler:
@@ -319,6 +321,17 @@ def same_placement(got: jax.sharding.Sharding, expected: jax.sharding.Sharding, 
     """Says whether arrays of `rank` dims lie alike under both."""
     # The order of devices is part of equivalence; their number is compared first, for the comparison assumes it.
     return len(got.device_set) == len(expected.device_set) and bool(got.is_equivalent_to(expected, rank))
+
+
+def off_host(array: Host | jax.Array) -> Host | jax.Array:
+    """Returns an array in host memory as one in the memory of its devices, any other as it is.
+
+    JAX does not move one from host memory to other devices (0.10.2): it fails where one of these has a part of it.
+    """
+    if not isinstance(array, jax.Array) or array.sharding.memory_kind != HOST:
+        return array
+    moved: jax.Array = jax.device_put(array, array.sharding.with_memory_kind(DEVICE))
+    return moved
 
 
 def _bad_argument(value: Value, got: str, expected: str) -> RhinoError:

@@ -36,7 +36,7 @@ from rhino.ir.plan.verify import verify
 from rhino.runtime.executor.binding import Binder, Memory, Observer
 from rhino.runtime.executor.compile_cache import CompileCache
 from rhino.runtime.executor.dispatch_threads import DispatchThreads
-from rhino.runtime.executor.executable import Host, failed_run, same_placement
+from rhino.runtime.executor.executable import Host, failed_run, off_host, same_placement
 from rhino.runtime.executor.rank_program import RankDevices, compile_programs, dtype_of
 from rhino.runtime.executor.transport import Transport
 
@@ -118,7 +118,7 @@ class Executor:
             Target(
                 one.argument,
                 step.slots[one.target].layout,
-                rank_devices[step.slots[one.target].rank].sharding(step.slots[one.target].layout.dims),
+                rank_devices[step.slots[one.target].rank].placement(step.slots[one.target].layout),
             )
             for one in self.instructions
             if isinstance(one, Feed)
@@ -295,7 +295,7 @@ class Executor:
         if late:
             with jax.enable_x64(True):  # else 64-bit host values would be narrowed
                 arrays = jax.device_put(
-                    [value for _, value, _ in late], [sharding for _, _, sharding in late], may_alias=False
+                    [off_host(value) for _, value, _ in late], [sharding for _, _, sharding in late], may_alias=False
                 )
             for (number, _, _), array in zip(late, arrays, strict=True):
                 placed[number] = array
@@ -346,7 +346,7 @@ def _count(numbers: Iterable[int]) -> int:
 
 def _constant(number: int, layout: Layout, rank: RankDevices) -> Any:  # noqa: ANN401
     with jax.enable_x64(True):
-        return jax.device_put(np.full(layout.shape, number, dtype_of(layout)), rank.sharding(layout.dims))
+        return jax.device_put(np.full(layout.shape, number, dtype_of(layout)), rank.placement(layout))
 
 
 def _checked_argument(target: Target, arguments: Sequence[Argument]) -> Host | jax.Array:

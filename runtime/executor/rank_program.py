@@ -15,6 +15,7 @@ import numpy as np
 
 from rhino.ir.cluster.mesh import Mesh
 from rhino.ir.diagnostics import RhinoError
+from rhino.ir.graph.graph import DEVICE, MemoryKind
 from rhino.ir.mlir.aliases import set_aliases
 from rhino.ir.mlir.bindings import ir, make_context
 from rhino.ir.mlir.manual import copy_module
@@ -50,7 +51,7 @@ class RankDevices:
         self.mesh = mesh
         self.devices = tuple(devices)
         self.jax_mesh = jax.sharding.Mesh(np.array(self.devices, dtype=object).reshape(mesh.shape), mesh.names)
-        self._shardings: dict[Dims, jax.sharding.NamedSharding] = {}
+        self._shardings: dict[tuple[Dims, MemoryKind], jax.sharding.NamedSharding] = {}
 
     @staticmethod
     def spec(dims: Dims) -> jax.sharding.PartitionSpec:
@@ -60,15 +61,21 @@ class RankDevices:
             entries.pop()
         return jax.sharding.PartitionSpec(*entries)
 
-    def sharding(self, dims: Dims) -> jax.sharding.NamedSharding:
-        """Returns the sharding on the rank's devices of an array whose dims are split so."""
-        if dims not in self._shardings:
-            self._shardings[dims] = jax.sharding.NamedSharding(self.jax_mesh, self.spec(dims))
-        return self._shardings[dims]
+    def sharding(self, dims: Dims, memory: MemoryKind = DEVICE) -> jax.sharding.NamedSharding:
+        """Returns the sharding on the rank's devices of an array whose dims are split so, and that lies in `memory`."""
+        key = dims, memory
+        if key not in self._shardings:
+            kind = None if memory == DEVICE else memory  # some backends have no memory of that name
+            self._shardings[key] = jax.sharding.NamedSharding(self.jax_mesh, self.spec(dims), memory_kind=kind)
+        return self._shardings[key]
+
+    def placement(self, layout: Layout) -> jax.sharding.NamedSharding:
+        """Returns the sharding on the rank's devices of an array of `layout`."""
+        return self.sharding(layout.dims, layout.memory)
 
     def handler(self, layout: Layout) -> Handler:
         """Returns what makes an array of `layout` of its parts."""
-        return array_handler(layout.shape, dtype_of(layout), self.sharding(layout.dims))
+        return array_handler(layout.shape, dtype_of(layout), self.placement(layout))
 
 
 def dtype_of(layout: Layout) -> np.dtype[np.generic]:
@@ -128,7 +135,7 @@ def _checked(program: StepProgram, rank: RankDevices, executable: Executable) ->
     )
     for side, values, shardings, layouts in sides:
         for value, sharding, layout in zip(values, shardings, layouts, strict=True):
-            if not same_placement(rank.sharding(layout.dims), sharding, len(layout.shape)):
-                what = f"{side} {value.label} is compiled for {sharding}, the program has {rank.sharding(layout.dims)}"
+            if not same_placement(rank.placement(layout), sharding, len(layout.shape)):
+                what = f"{side} {value.label} is compiled for {sharding}, the program has {rank.placement(layout)}"
                 raise disagreement(program, what, program.module)
     return RankProgram(executable, tuple(rank.handler(layout) for layout in program.outputs))

@@ -14,10 +14,12 @@ import numpy as np
 
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.graph.elements import DTYPES
+from rhino.ir.graph.graph import DEVICE, HOST, MemoryKind
 from rhino.ir.mlir.bindings import func, ir
 from rhino.ir.mlir.boundary import Attributes, boundary_attributes
 from rhino.ir.mlir.donation import ALIAS
 from rhino.ir.mlir.locations import name_of, place_of
+from rhino.ir.mlir.memory_kinds import is_on_host
 from rhino.ir.mlir.reader import entry_function
 from rhino.ir.program.stored_shapes import logical_shape, padded_shape
 
@@ -34,7 +36,7 @@ class Value:
     """An argument or result of a program; `name` may be empty.
 
     Shapes: `shape` is the logical, global one; `padded` has zeros behind it along some dims; `stored` is that in which
-    the program holds the elements of `padded`, in the same order.
+    the program holds the elements of `padded`, in the same order. `memory` is where it lies.
     """
 
     index: int
@@ -43,6 +45,7 @@ class Value:
     dtype: np.dtype[np.generic]
     padded: tuple[int, ...]
     stored: tuple[int, ...]
+    memory: MemoryKind = DEVICE
 
     @property
     def label(self) -> str:
@@ -108,6 +111,5 @@ def _value(index: int, name: str, kind: ir.Type, attributes: Attributes, entry: 
             fix="keep tokens, tuples and quantized tensors inside the program",
         )
     stored, place = tuple(kind.shape), place_of(entry.location)
-    return Value(
-        index, name, logical_shape(attributes, stored, place), dtype, padded_shape(attributes, stored, place), stored
-    )
+    shapes = logical_shape(attributes, stored, place), dtype, padded_shape(attributes, stored, place), stored
+    return Value(index, name, *shapes, HOST if is_on_host(attributes) else DEVICE)

@@ -43,7 +43,7 @@ def bind_copy(target: RankDevices, layout: Layout) -> Callable[[jax.Array], jax.
     It does not wait for the array to be computed.
     """
     devices = [xla_client.DeviceList(target.devices)]
-    shardings = [target.sharding(layout.dims)]
+    shardings = [target.placement(layout)]
     semantics = [xla_client.ArrayCopySemantics.ALWAYS_COPY]
     copy = xla_client.batched_copy_array_to_devices_with_sharding
     return lambda array: copy([array], devices, shardings, semantics)[0]
@@ -158,7 +158,7 @@ class SocketTransport:
     def receiver(self, uid: int, peer: int, target: RankDevices, layout: Layout) -> Receive:
         """Returns what asks for the parts, and gives an array of them before they are there."""
         pull = self._connect(self._peers.process(peer)).pull
-        shape = target.sharding(layout.dims).shard_shape(layout.shape)
+        shape = target.placement(layout).shard_shape(layout.shape)
         wanted = [
             jax.ShapeDtypeStruct(shape, dtype_of(layout), sharding=jax.sharding.SingleDeviceSharding(device))
             for device in target.devices

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from rhino.ir.arrays import Ints
-from rhino.ir.graph.graph import BARRIER, Graph, Loop, OpClass
+from rhino.ir.graph.graph import BARRIER, HOST, Graph, Loop, OpClass
 from rhino.ir.graph.spec import REPLICATED, Spec, partial_axes, split_axes
 from rhino.strategies.choice.choice import Choice
 from rhino.strategies.cost.candidates import State, following, strategies
@@ -44,7 +44,8 @@ class ShardingPlan:
 
     `ops[o]` is the state of op `o`, `specs[v]` how value `v` is stored, `returned[r]` how result `r` leaves the
     function. `target` is the platform whose compiler makes the program, `model` prices ops on one device of it, where
-    that is known.
+    that is known. The arguments `on_host` lie in host memory between steps, and so do the results that take over their
+    buffers.
     """
 
     graph: Graph
@@ -54,6 +55,13 @@ class ShardingPlan:
     returned: tuple[Spec, ...]
     target: Target = TARGETS["gpu"]
     model: CostModel | None = None
+    on_host: frozenset[int] = frozenset()
+
+    @property
+    def results_on_host(self) -> frozenset[int]:
+        """The results that take over the buffers of arguments in host memory."""
+        aliases = [self.graph.arguments[argument].alias for argument in self.on_host]
+        return frozenset([alias for alias in aliases if alias is not None])
 
     def transfers(self) -> Iterator[Transfer]:
         """Yields every collective, in program order."""
@@ -151,6 +159,7 @@ def make_plan(choice: Choice, chosen: Sequence[int] | Ints) -> ShardingPlan:
     specs: list[Spec] = [REPLICATED] * graph.num_values
     ops: list[State | None] = [None] * graph.num_ops
     returned: list[Spec] = [REPLICATED] * len(graph.returns)
+    hosted: list[int] = []
     for node, picked in zip(choice.nodes, chosen, strict=True):
         state = node.states[picked]
         match node.kind:
@@ -163,6 +172,7 @@ def make_plan(choice: Choice, chosen: Sequence[int] | Ints) -> ShardingPlan:
             case _:
                 specs[node.number] = state.result_specs[0]
                 alias = graph.arguments[node.number].alias if node.kind == "argument" else None
+                hosted += [node.number] if state.memory == HOST else []
                 if alias is not None:
                     returned[alias] = state.result_specs[0]
     for loop in graph.loops:
@@ -171,7 +181,8 @@ def make_plan(choice: Choice, chosen: Sequence[int] | Ints) -> ShardingPlan:
         if graph.cls(op).name == BARRIER:
             ops[op] = handing_on(graph, op, specs)
     every = _with_free(graph, sizes, ops, specs, returned)
-    return ShardingPlan(graph, sizes, every, tuple(specs), tuple(returned), choice.model.target, choice.model)
+    target, model = choice.model.target, choice.model
+    return ShardingPlan(graph, sizes, every, tuple(specs), tuple(returned), target, model, frozenset(hosted))
 
 
 def loop_states(graph: Graph, loop: Loop, specs: Sequence[Spec]) -> tuple[State, State]:

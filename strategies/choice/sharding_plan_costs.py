@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 
 from rhino.ir.arrays import Bools, Floats, Ints
+from rhino.ir.graph.graph import DEVICE, HOST
 from rhino.ir.graph.spec import num_parts
 from rhino.strategies.choice.choice import Choice
 from rhino.strategies.choice.sharding_plan import ShardingPlan
@@ -55,7 +56,8 @@ def _state_of(plan: ShardingPlan, node: Node) -> State:
             spec = plan.returned[node.number]
         case _:
             spec = plan.specs[node.number]
-    return State((), (spec,), (spec,))
+    is_on_host = node.kind == "argument" and node.number in plan.on_host
+    return State((), (spec,), (spec,), memory=HOST if is_on_host else DEVICE)
 
 
 def _place(states: Sequence[State], state: State) -> int:
@@ -79,10 +81,11 @@ def _op_of(choice: Choice, node: Node) -> int:
 
 
 def local_bytes(plan: ShardingPlan) -> Floats:
-    """Returns the bytes of each value on one device, as it is stored [values]."""
+    """Returns the bytes of each value on one device, as it is stored; none of what lies in host memory [values]."""
     graph = plan.graph
     parts = np.array([num_parts(spec, plan.sizes) for spec in plan.specs], dtype=np.float64)
     found: Floats = graph.value_bytes() / parts
+    found[sorted(plan.on_host)] = 0.0
     return found
 
 

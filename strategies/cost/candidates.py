@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
-from rhino.ir.graph.graph import REPEATS, Choices, OpClass
+from rhino.ir.graph.graph import REPEATS, Choices, MemoryKind, OpClass
 from rhino.ir.graph.rules import Mapping, Rule
 from rhino.ir.graph.spec import PARTIAL, REPLICATED, Spec, at, fits, partial_axes, split, unpack, without_partial
 
@@ -28,13 +28,15 @@ REPLICATE = -1
 class State:
     """One way to run an op: its choice along each axis, the specs its operands need, and the specs its results have.
 
-    `monoid` joins the parts of a partial result ("add", or "max" / "min", which never flow on).
+    `monoid` joins the parts of a partial result ("add", or "max" / "min", which never flow on). `memory` is where an
+    argument lies between steps.
     """
 
     strategy: tuple[int, ...]
     operand_specs: tuple[Spec, ...]
     result_specs: tuple[Spec, ...]
     monoid: str = "add"
+    memory: MemoryKind = "device"
 
     def num_shares(self, sizes: Sequence[int]) -> int:
         """Returns among how many devices the work is shared."""

@@ -3,7 +3,8 @@
 A kernel takes as long as the slower of its products and its operands and results in the device's memory. A copy that is
 asynchronous, by which XLA:TPU fetches from there beforehand, goes on while kernels leave the memory idle, and is waited
 for where its `-done` stands. A collective is on the wire once those before it are done. One that is asynchronous is
-waited for at its `-done`, too, so what is computed between hides it. Loops take the trips of their body. The rates are
+waited for at its `-done`, too, so what is computed between hides it; so does what goes to host memory, or comes from
+there, one after the other each way. Loops take the trips of their body. The rates are
 those of the cluster, the figures of kernels and collectives the compiler's own: nothing here is a guess at what it
 fuses, combines, overlaps or converts.
 """
@@ -18,9 +19,9 @@ from rhino.ir.cluster.cluster import MeshAxis, axis_of_groups
 from rhino.ir.cluster.hardware import Cluster
 from rhino.ir.graph.collective_stats import Count
 from rhino.ir.hlo.collectives import Collective, awaited_channel, channel_of, collectives_of
-from rhino.ir.hlo.kernels import FREE, Product, kernel_of
+from rhino.ir.hlo.kernels import FREE, Product, host_transfer, kernel_of
 from rhino.ir.hlo.text import Computation, Instruction, Program, parse_hlo
-from rhino.strategies.cost.cost_model import collective_s
+from rhino.strategies.cost.cost_model import CostModel, collective_s
 from rhino.strategies.cost.target import Target
 
 _MLIR_TYPES: Final = {"pred": "i1", **{f"{sign}{bits}": f"i{bits}" for sign in "su" for bits in (4, 8, 16, 32, 64)}}
@@ -39,7 +40,10 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class CompiledStep:
-    """Seconds of one device's step: its kernels, and what it waits for collectives; flops and bytes of its kernels."""
+    """Seconds of one device's step: its kernels, and what it waits for collectives and transfers from and to the host.
+
+    `flops` and `num_bytes` are of its kernels.
+    """
 
     kernels_s: float
     exposed_s: float
@@ -53,15 +57,20 @@ class CompiledStep:
         return self.kernels_s + self.exposed_s
 
 
-def compiled_step(text: str, cluster: Cluster, target: Target) -> CompiledStep:
-    """Returns what a compiled module takes on the first devices of a cluster, from its scheduled HLO text."""
+def compiled_step(text: str, cluster: Cluster, target: Target, untold: Sequence[int] = ()) -> CompiledStep:
+    """Returns what a compiled module takes on the first devices of a cluster, from its scheduled HLO text.
+
+    `untold` are bytes of transfers between host and device that the text does not have: nothing hides these.
+    """
     program = parse_hlo(text)
     walk = _Walk(program, cluster, target)
     run = walk.computation(program.entry)
     sent = tuple(
         Sent(*key, Count(num, num_bytes), seconds) for key, (num, num_bytes, seconds) in sorted(run.sent.items())
     )
-    return CompiledStep(run.kernels_s, run.now - run.kernels_s, run.flops, run.num_bytes, sent)
+    model = CostModel(cluster.device, ())
+    exposed_s = run.now - run.kernels_s + sum(model.host_s(num_bytes) for num_bytes in untold)
+    return CompiledStep(run.kernels_s, exposed_s, run.flops, run.num_bytes, sent)
 
 
 _Key = tuple[str, str, bool]
@@ -71,12 +80,15 @@ _Key = tuple[str, str, bool]
 class _Run:
     """Where a computation's run stands: the time, until when its collectives are on the wire, and what was done.
 
+    `host_free` is until when something is on its way from the host, and to it.
+
     Of the seconds of memory that asynchronous copies take, `asked_s` were begun and `copied_s` are over; `copies` has
     what was asked up to each.
     """
 
     now: float = 0.0
     wire_free: float = 0.0
+    host_free: dict[bool, float] = field(default_factory=dict)
     asked_s: float = 0.0
     copied_s: float = 0.0
     copies: dict[str, float] = field(default_factory=dict)
@@ -175,7 +187,14 @@ class _Walk:
                 self.wait(run, [awaited])
 
     def kernel(self, run: _Run, name: str, op: Instruction, body: Computation) -> None:
-        """Passes the time of a kernel, or begins a copy."""
+        """Passes the time of a kernel, or begins a copy or a transfer."""
+        if (transfer := host_transfer(op, body)) is not None:
+            begin = max(run.now, run.host_free.get(transfer.to_host, 0.0))
+            there = begin + CostModel(self.cluster.device, ()).host_s(transfer.num_bytes)
+            run.host_free[transfer.to_host] = run.finish[name] = there
+            if op.opcode == "copy":
+                run.pass_until(there)
+            return
         kernel, device = kernel_of(self.program, op, body), self.cluster.device
         memory_s = kernel.num_bytes / device.memory_bytes_per_s
         run.flops += sum(product.flops for product in kernel.products)

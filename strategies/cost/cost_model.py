@@ -28,7 +28,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from math import inf
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -42,6 +42,12 @@ from rhino.strategies.cost.target import TARGETS, Target
 
 PRODUCTS = frozenset({"stablehlo.dot_general", "stablehlo.dot", "stablehlo.convolution"})
 """Ops that run on matrix units."""
+
+HOST_TRANSFER_S: Final = 10e-6
+"""The fixed time of a transfer between a device's memory and its host's: an estimate.
+
+It keeps small arguments on the device.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +96,18 @@ class CostModel:
         The program takes and gives so many arrays in all.
         """
         return (self.device.launch_s or 0.0) + num_arrays * (self.device.array_s or 0.0)
+
+    def host_s(self, num_bytes: float) -> float:
+        """Returns the seconds of one transfer between a device's memory and its host's: none where nobody knows."""
+        rate = self.device.host_bytes_per_s
+        return HOST_TRANSFER_S + num_bytes / rate if rate else 0.0
+
+    def visit_s(self, num_bytes: float, *, is_updated: bool) -> float:
+        """Returns the seconds in which an argument comes from host memory, and its next value goes there if it has one.
+
+        Nothing is computed meanwhile: no more than that is ever waited for.
+        """
+        return (2 if is_updated else 1) * self.host_s(num_bytes)
 
     def compute_s(self, cls: OpClass, num_bytes: float, divided_by: int, *, is_kernel: bool = False) -> float:
         """Returns the seconds of one op.

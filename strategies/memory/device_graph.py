@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 
 from rhino.ir.arrays import Ints
-from rhino.ir.graph.graph import COPIED_UPDATE, Graph, OpClass, Repeats, TensorType
+from rhino.ir.graph.graph import COPIED_UPDATE, DEVICE, HOST, Graph, MemoryKind, OpClass, Repeats, TensorType
 from rhino.ir.graph.spec import Spec, partial_axes, split_dim, unpack
 from rhino.strategies.choice.sharding_plan import ShardingPlan
 from rhino.strategies.cost.halo_exchange import Exchange, exchanges
@@ -134,7 +134,7 @@ class _Writer:
             result_start=_ints([*self.result_start, len(self.value_type)]),
             value_type=_ints(self.value_type),
             value_op=_ints(self.value_op),
-            arguments=graph.arguments,
+            arguments=tuple([replace(one, memories=(self.memory_of(n),)) for n, one in enumerate(graph.arguments)]),
             returns=tuple(returns),
             return_fixed=(None,) * len(returns),
             fixed={},
@@ -142,6 +142,10 @@ class _Writer:
             zeros=frozenset([self.stored[value] for value in sorted(graph.zeros)]),
             repeats=self.repeats(),
         )
+
+    def memory_of(self, argument: int) -> MemoryKind:
+        """Returns where an argument lies between steps."""
+        return HOST if argument in self.plan.on_host else DEVICE
 
     def repeats(self) -> Repeats | None:
         """Returns for what stands what was written."""

@@ -19,6 +19,7 @@ from itertools import pairwise
 from typing import Final
 
 from rhino.ir.graph.graph import BARRIER, MOVES, WHILE, YIELD, Graph, materialized
+from rhino.strategies.memory.host_memory import on_host
 from rhino.strategies.structure.loop_nesting import level_reader, post_order, regions
 
 ALL_REDUCE: Final = "all_reduce"
@@ -66,6 +67,7 @@ class _Scheduler:
         self.graph = graph
         self.is_depth_first = is_depth_first
         self.in_memory = in_memory
+        self.on_host = on_host(graph)
         self.classes = [graph.classes[c] for c in graph.op_class.tolist()]
         self.value_op: list[int] = graph.value_op.tolist()
         self.num_bytes: list[int] = graph.value_bytes().tolist()
@@ -117,7 +119,10 @@ class _Scheduler:
         """Returns the schedule."""
         graph = self.graph
         as_written = [op for op in range(graph.num_ops) if self.runs[op]]
-        order = self.order(self.find_needs()) if self.is_depth_first else as_written
+        late = self.late()
+        order = self.order(self.find_needs()) if self.is_depth_first or late else as_written
+        if not self.is_depth_first and late:
+            order = [op for op in as_written if op not in late] + [op for op in order if op in late]
         start, stop = [-1] * graph.num_ops, [-1] * graph.num_ops
         for number, op in enumerate(order):
             start[op], stop[op] = 3 * number, 3 * number + 1
@@ -149,6 +154,19 @@ class _Scheduler:
         return OpOrder(reads, start, stop, uses, first, ends, num_times)
 
     # The order
+
+    def late(self) -> set[int]:
+        """Returns the ops for which something comes from host memory: they run last, one argument's after another's.
+
+        As they are written, all moments of one kind may be updated before those of the next, and would be on the
+        device together. Compilers do not do so where memory is short.
+        """
+        come, found = set(self.on_host), set[int]()
+        for op in range(self.graph.num_ops) if come else ():
+            is_behind = any(value in come or self.value_op[value] in found for value in self.operands[op])
+            if is_behind or self.region[op] in found:
+                found.add(op)
+        return found
 
     def find_needs(self) -> list[_Needs]:
         """Returns what each op reads and waits for, at its own level, and last the results [ops and the end].
@@ -246,8 +264,10 @@ class _Scheduler:
         for loop in self.graph.loops:
             for value in self.graph.results(loop.op):
                 end[value] = max(end[value], stop[loop.end])
-        for value in self.graph.returns:
-            end[value] = num_times - 1
+        gone = {self.graph.arguments[argument].alias for argument in self.on_host}
+        for number, value in enumerate(self.graph.returns):
+            if number not in gone:
+                end[value] = num_times - 1
         for op, cls in enumerate(
             self.classes
         ):  # which may write over one value of its size that it is the last to read

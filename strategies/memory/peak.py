@@ -25,6 +25,7 @@ from rhino.strategies.memory.buffers import selection_sizes
 from rhino.strategies.memory.copies import scheduled_copies
 from rhino.strategies.memory.device_graph import device_graph
 from rhino.strategies.memory.fusion import in_memory
+from rhino.strategies.memory.host_memory import on_host
 from rhino.strategies.memory.layout_copies import copied_arguments
 from rhino.strategies.memory.loop_invariants import loop_invariants
 from rhino.strategies.memory.near_memory import Span, near_spans, seconds_until
@@ -85,7 +86,12 @@ class Lives:
         self.num_bytes = [self.bytes_of(value) * copies[value] for value in range(graph.num_values)]
         self.operands = [graph.operands(op).tolist() for op in range(graph.num_ops)]
         self.is_free = [op >= 0 and self.classes[op].free for op in self.maker]
-        self.taken_over = {a.alias: number for number, a in enumerate(graph.arguments) if a.alias is not None}
+        self.on_host = frozenset(on_host(graph))
+        self.taken_over = {
+            a.alias: number
+            for number, a in enumerate(graph.arguments)
+            if a.alias is not None and number not in self.on_host
+        }
         taken = {graph.returns[result] for result in self.taken_over}
         self.in_place = {value for value in taken if self.maker[value] >= 0} | written_in_place(graph)
         for loop in graph.loops:  # what a loop keeps lies where it came from, if that is anywhere
@@ -128,6 +134,8 @@ class Lives:
     def value(self, value: int) -> Span:
         """Returns the life of a value that has memory of its own."""
         op, order, size = self.maker[value], self.order, self.num_bytes[value]
+        if value in self.on_host:
+            return size, order.first[value], order.end[value]
         if op < 0:
             return size, 0, self.num_times - 1
         if value in self.hoisted:

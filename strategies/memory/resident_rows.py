@@ -1,7 +1,8 @@
 """What a plan keeps in the memory of a device, and from when to when.
 
 Times are those of `rhino.strategies.memory.op_order`: at one, an op's operands are brought to how it needs them, at the
-next it computes. Arguments live throughout; a result that takes over an argument's buffer lives in it. Any other value
+next it computes. Arguments live throughout, but for those that wait in host memory until they are read; a result that
+takes over an argument's buffer lives in it, or until it is read no more, and goes to host memory. Any other value
 that has memory of its own (`rhino.ir.graph.graph.materialized`) lies as its op leaves it while that computes, and then
 as it is stored, or as its one reader needs it, until it is read no more. What an op needs in another way is one more
 tensor, from when it is brought until the op has computed.
@@ -16,7 +17,7 @@ from typing import Protocol
 import numpy as np
 
 from rhino.ir.arrays import Floats
-from rhino.ir.graph.graph import BARRIER, UPDATES, WHILE, Graph, TensorType
+from rhino.ir.graph.graph import BARRIER, DEVICE, HOST, UPDATES, WHILE, Graph, MemoryKind, TensorType
 from rhino.ir.graph.spec import Spec
 from rhino.strategies.cost.candidates import State
 from rhino.strategies.cost.nodes import Node, Use
@@ -123,7 +124,9 @@ class Memory:
         if not kind.num_bytes or not draft.in_memory[value] or value in self.in_place:
             return
         if op < 0:
-            yield node, self.stored_bytes(node, value, exact=True), 0, self.num_times - 1
+            yield node, self.argument_bytes(node, value, DEVICE), 0, self.num_times - 1
+            if HOST in self.graph.arguments[value].memories:
+                yield from self.visits(node, value)
         elif op not in draft.node_of_op:  # handed on by a loop or a barrier
             yield node, self.stored_bytes(node, value), plan.start[op], plan.end[value]
         else:
@@ -134,6 +137,26 @@ class Memory:
             yield maker, self.kept_bytes(maker, value, "result", value - self.first_result[op]), made, made
             if plan.end[value] > made:
                 yield *row, made + 1, plan.end[value]
+
+    def visits(self, node: int, argument: int) -> Iterator[Row]:
+        """Yields the residents that an argument is that waits in host memory: itself, and then its next value."""
+        table, plan = self.argument_bytes(node, argument, HOST), self.schedule
+        if plan.first[argument] <= plan.end[argument]:
+            yield node, table, plan.first[argument], plan.end[argument]
+        alias = self.graph.arguments[argument].alias
+        if alias is not None and (op := self.maker[self.graph.returns[alias]]) >= 0:
+            made = plan.stop[op]
+            yield node, table, made, max([made, *(start + 1 for start in plan.uses[self.graph.returns[alias]])])
+
+    def argument_bytes(self, node: int, argument: int, memory: MemoryKind) -> int:
+        """Returns the table of bytes of an argument in those states of its node in which it lies in `memory`."""
+        kind, copies = self.kinds[argument], self.copies[argument]
+
+        def count(state: State) -> int:
+            size = self.draft.op_costs.local_bytes(kind, state.result_specs[0])
+            return copies * size if state.memory == memory else 0
+
+        return self.table_of(node, ("argument", kind, copies, memory), count)
 
     def moved_or_stored(self, value: int) -> tuple[int, int]:
         """Returns the owner and the table of bytes of a value that its op has made.
@@ -266,29 +289,24 @@ class Memory:
 
     # Tables
 
-    def stored_bytes(self, node: int, value: int, exact: bool = False) -> int:
+    def stored_bytes(self, node: int, value: int) -> int:
         """Returns the table of bytes of a value as its node stores it."""
-        return self.kept_bytes(node, value, "result", self.draft.offset[value], exact)
+        return self.kept_bytes(node, value, "result", self.draft.offset[value])
 
-    def kept_bytes(self, node: int, value: int, side: str, place: int, exact: bool = False) -> int:
+    def kept_bytes(self, node: int, value: int, side: str, place: int) -> int:
         """Returns the table of bytes of all that a value stands for; see `bytes_table`."""
-        return self.bytes_table(node, self.kinds[value], side, place, exact, self.copies[value])
+        return self.bytes_table(node, self.kinds[value], side, place, self.copies[value])
 
-    def bytes_table(
-        self, node: int, kind: TensorType, side: str, place: int, exact: bool = False, copies: int = 1
-    ) -> int:
-        """Returns the table of bytes of an "operand" or a "result" in each state of a node.
-
-        Bytes are rounded up as buffers are, unless they have to be `exact`.
-        """
+    def bytes_table(self, node: int, kind: TensorType, side: str, place: int, copies: int = 1) -> int:
+        """Returns the table of bytes of an "operand" or a "result" by states of a node, rounded up as buffers are."""
 
         def count(state: State) -> int:
             size = self.draft.op_costs.local_bytes(
                 kind, (state.operand_specs if side == "operand" else state.result_specs)[place]
             )
-            return copies * (size if exact else rounded(size))
+            return copies * rounded(size)
 
-        return self.table_of(node, (side, place, kind, exact, copies), count)
+        return self.table_of(node, (side, place, kind, copies), count)
 
     def table_of(self, node: int, key: object, count: Callable[[State], int]) -> int:
         """Returns the table of what `count` says of each state of a node."""

@@ -63,15 +63,19 @@ def plan_of(plan: ShardingPlan, part: PlanPart) -> ShardingPlan:
         found = replace(found, repeats=Repeats(repeats.times[ops], repeats.copies[values], repeats.run[ops]))
     states, specs = [plan.ops[op] for op in part.ops], [plan.specs[value] for value in values]
     returned = tuple(part.returns.values())
-    return ShardingPlan(found, plan.sizes, tuple(states), tuple(specs), returned, plan.target, plan.model)
+    there = frozenset([number[value] for value in arguments if value in plan.on_host])
+    return ShardingPlan(found, plan.sizes, tuple(states), tuple(specs), returned, plan.target, plan.model, there)
 
 
 def temporary_bytes(plan: ShardingPlan) -> float:
     """Returns what a device needs to run a plan as a program of its own, beside its arguments and results."""
     graph = plan.graph
     results = [bytes_of(plan, value, spec) for value, spec in zip(graph.returns, plan.returned, strict=True)]
+    for number in plan.results_on_host:
+        results[number] = 0.0
     taken_over = sum(results[one.alias] for one in graph.arguments if one.alias is not None)
-    outside = sum(results) + sum(bytes_of(plan, value, plan.specs[value]) for value in range(len(graph.arguments)))
+    arguments = [value for value in range(len(graph.arguments)) if value not in plan.on_host]
+    outside = sum(results) + sum(bytes_of(plan, value, plan.specs[value]) for value in arguments)
     return max(0.0, predicted_peak(plan) - (outside - taken_over))
 
 
@@ -83,7 +87,7 @@ def structure(plan: ShardingPlan) -> object:
     return (
         *(array.tobytes() for array in arrays),
         (aliases, graph.returns, graph.loops, graph.zeros),
-        (plan.ops, plan.specs, plan.returned),
+        (plan.ops, plan.specs, plan.returned, plan.on_host),
     )
 
 

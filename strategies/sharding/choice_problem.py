@@ -5,7 +5,8 @@ is stored once for all, where that is more than how its op leaves it: where seve
 once), where the user's sharding limits it, or where its parts are joined by something else than a sum (which cannot
 wait). A returned value has a node unless it takes over an argument's buffer: then it must lie as the argument does, and
 its edge leads to the argument. A value that depends on constants or scalars alone is free (it is computed wherever it
-is needed), so its op is no node; scalars are replicated, so they make no edge. What each choice keeps in memory is in
+is needed), so its op is no node; scalars are replicated, so they make no edge. An argument that may lie in host memory
+(`rhino.strategies.memory.host_memory`) has each of its states in either memory. What each choice keeps in memory is in
 `rhino.strategies.memory.resident_rows`.
 """
 
@@ -20,7 +21,7 @@ from typing import Final
 import numpy as np
 
 from rhino.ir.arrays import Floats, Ints
-from rhino.ir.graph.graph import BARRIER, HANDS_ON, WHILE, YIELD, Graph, materialized
+from rhino.ir.graph.graph import BARRIER, DEVICE, HANDS_ON, HOST, WHILE, YIELD, Graph, MemoryKind, materialized
 from rhino.ir.graph.spec import Spec, all_specs, partial_axes, unpack
 from rhino.strategies.choice.choice import Choice
 from rhino.strategies.cost.candidates import State, keeps, strategies
@@ -67,8 +68,8 @@ def build(graph: Graph, model: CostModel) -> Choice:
     return Builder(graph=graph, model=model).costs().with_memory()
 
 
-def _storage(spec: Spec) -> State:
-    return State((), (spec,), (spec,))
+def _storage(spec: Spec, memory: MemoryKind = DEVICE) -> State:
+    return State((), (spec,), (spec,), memory=memory)
 
 
 @dataclass(eq=False)
@@ -131,7 +132,9 @@ class Builder(Tables):
             taken = graph.return_fixed[argument.alias] if argument.alias is not None else None
             # the result lies as the argument does
             both = taken if limit is None else limit if taken is None else limit & taken
-            self.producer[number] = self.store("argument", number, number, both)
+            node = self.producer[number] = self.store("argument", number, number, both, memories=argument.memories)
+            if HOST in argument.memories:
+                self.node_costs[node] = self.visit(node, number)
         for op in range(graph.num_ops):
             cls = graph.classes[self.op_class[op]]
             if cls.name in (WHILE, BARRIER):
@@ -214,20 +217,29 @@ class Builder(Tables):
         return len(self.nodes) - 1
 
     def store(
-        self, kind: str, number: int, value: int, limit: frozenset[Spec] | None, partial: tuple[int, ...] = ()
+        self,
+        kind: str,
+        number: int,
+        value: int,
+        limit: frozenset[Spec] | None,
+        partial: tuple[int, ...] = (),
+        memories: tuple[MemoryKind, ...] = (DEVICE,),
     ) -> int:
-        """Adds a node that chooses how a value is stored; as a partial sum along the axes in `partial` alone."""
+        """Adds a node that chooses how a value is stored, and in which of `memories`.
+
+        It may be a partial sum along the axes in `partial` alone.
+        """
         if self.is_part:
             partial = tuple(sorted({*partial, *(axis for spec in limit or () for axis in partial_axes(spec))}))
         shape = self.graph.types[self.value_type[value]].shape
         batch = self.roles.batch_dims(value) if self.roles else frozenset()
-        key = ("stored", shape, limit, partial, batch)
+        key = ("stored", shape, limit, partial, batch, memories)
         if key not in self.states_of:
             specs = [spec for spec in all_specs(shape, self.sizes, partial) if limit is None or spec in limit]
             left = [spec for spec in specs if self.roles is None or self.roles.allows_spec(spec, batch)]
             if not left:
                 raise ContradictionError(value, by_role=bool(specs))
-            self.states_of[key] = tuple(map(_storage, left))
+            self.states_of[key] = tuple([_storage(spec, memory) for memory in memories for spec in left])
         options = self.states_of[key]
         return self.add(
             Node(kind, number, options), self.remembered(("zero", len(options)), lambda: np.zeros(len(options)))
@@ -266,6 +278,18 @@ class Builder(Tables):
             ("fill", kind, id(states)),
             lambda: np.array([self.op_costs.local_bytes(kind, s.result_specs[0]) / rate for s in states]),
         )
+
+    def visit(self, node: int, argument: int) -> int:
+        """Returns the table of the seconds that an argument takes from host memory to the device and back."""
+        kind, states, copies = self.graph.type_of(argument), self.nodes[node].states, int(self.graph.copies()[argument])
+        is_updated = self.graph.arguments[argument].alias is not None
+
+        def seconds(state: State) -> float:
+            size = self.op_costs.local_bytes(kind, state.result_specs[0])
+            return copies * self.model.visit_s(size, is_updated=is_updated) if state.memory == HOST else 0.0
+
+        key = ("visit", kind, id(states), copies, is_updated)
+        return self.remembered(key, lambda: np.array([seconds(state) for state in states]))
 
     def starts_a_sum(self, op: int, value: int) -> bool:
         """Says whether `op` is a loop that reads a zero of its own as `value`.

@@ -142,3 +142,20 @@ def test_what_is_received_is_waited_for_until_it_is_sent():
     assert found.kernels_s == pytest.approx(80e-9)
     assert found.step_s == pytest.approx(found.collectives[0].seconds)
     assert found.step_s > found.kernels_s
+
+
+def test_what_comes_from_host_memory_is_hidden_by_what_is_computed_and_goes_both_ways_at_once(monkeypatch):
+    monkeypatch.setattr("rhino.strategies.cost.cost_model.HOST_TRANSFER_S", 0.0)
+    monkeypatch.setitem(globals(), "CLUSTER", replace(CLUSTER, device=replace(DEVICE, host_bytes_per_s=1e8)))
+    lines = """  %h = f32[1000]{0:S(5)} parameter(0)
+  %a = f32[1000] parameter(1)
+  %i = (f32[1000]{0}, f32[1000]{0:S(5)}, u32[]) copy-start(%h)
+  %o = (f32[1000]{0:S(5)}, f32[1000]{0}, u32[]) copy-start(%a)
+  %n = f32[1000] negate(%a)
+  %d = f32[1000]{0} copy-done(%i)
+  %e = f32[1000]{0:S(5)} copy-done(%o)
+  %s = f32[1000]{0:S(5)} copy(%d)
+"""
+    found = step(lines)
+    assert found.kernels_s == pytest.approx(NEGATE_S)
+    assert found.step_s == pytest.approx(2 * 4000e-8)

@@ -1,0 +1,156 @@
+"""Steps with arguments in host memory: the answers of one device, in one program and in stages, and plans kept."""
+
+import random
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rhino
+from rhino.ir.cluster.cluster import load_cluster
+from rhino.ir.cluster.presets import PRESETS
+from rhino.ir.diagnostics import RhinoError
+from rhino.ir.graph.graph import HOST
+from rhino.strategies.cost.cost_model import HOST_TRANSFER_S
+from rhino.strategies.memory.host_memory import waiting_arguments
+
+WIDTH, BATCH, RATE = 48, 8, 0.9
+
+
+def step(state, x):
+    """Adam's step of two layers with dropout; it does not change where the state lies."""
+    params, key = state["params"], jax.random.fold_in(jax.random.key(7), state["count"])
+
+    def loss(params):
+        kept = jax.random.bernoulli(key, RATE, x.shape)
+        h = jnp.tanh(jnp.where(kept, x, 0) @ params["up"])
+        return jnp.mean((h @ params["down"]) ** 2)
+
+    value, grads = jax.value_and_grad(loss)(params)
+    mu = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, state["mu"], grads)
+    nu = jax.tree.map(lambda n, g: 0.99 * n + 0.01 * g * g, state["nu"], grads)
+    new = jax.tree.map(lambda p, m, n: p - 0.01 * m / (jnp.sqrt(n) + 1e-3), params, mu, nu)
+    return {"params": new, "mu": mu, "nu": nu, "count": state["count"] + 1}, value
+
+
+def init():
+    up, down = (jax.random.normal(jax.random.key(n), (WIDTH, WIDTH)) / 7 for n in range(2))
+    params = {"up": up, "down": down}
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    return {"params": params, "mu": zeros, "nu": jax.tree.map(jnp.zeros_like, params), "count": jnp.int32(0)}
+
+
+def batch():
+    return jax.random.normal(jax.random.key(3), (BATCH, WIDTH))
+
+
+def wanted(count=3):
+    """State and losses of one device."""
+    state, losses = init(), []
+    for _ in range(count):
+        state, loss = jax.jit(step)(state, batch())
+        losses.append(float(loss))
+    return state, losses
+
+
+def on_host(state):
+    return [leaf.sharding.memory_kind for leaf in jax.tree.leaves(state)].count(HOST)
+
+
+def drawn(seed):
+    """What lays some of the arguments that may wait in host memory, whatever that costs."""
+
+    def draw(graph, barred=()):
+        free = sorted(waiting_arguments(graph) - set(barred))
+        there = random.Random(seed).sample(free, k=1 + seed % len(free))
+        arguments = [replace(one, memories=(HOST,)) if n in there else one for n, one in enumerate(graph.arguments)]
+        return replace(graph, arguments=tuple(arguments))
+
+    return draw
+
+
+CASES = {
+    "one device": {"mesh": "1"},
+    "whole": {"mesh": "4", "pins": ["state.*.*=[{},{}]"]},
+    "zero": {"mesh": "4", "pins": ['state.mu.*=[{"x"},{}]', 'state.nu.*=[{},{"x"}]']},
+    "two axes": {"mesh": "2x2"},
+    "remat": {"mesh": "2", "remat": 1.0},
+    "amp": {"mesh": "2", "amp": "bf16"},
+    "parts": {"mesh": "2", "micro_batches": 2},
+    "kept": {"mesh": "2", "donate_argnums": ()},
+    "stages": {"mesh": "1", "stages": 2, "micro_batches": 2},
+    "stages of two": {"mesh": "2", "stages": 2, "micro_batches": 4, "remat": 1.0},
+}
+LONG = {"autotuned": {"mesh": "2", "search": "autotune"}}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *(pytest.param(one, id=name) for name, one in CASES.items()),
+        *(pytest.param(one, id=name, marks=pytest.mark.long) for name, one in LONG.items()),
+    ],
+)
+def test_moments_in_host_memory_change_no_answer(options, tmp_path, monkeypatch):
+    seed = [*CASES.values(), *LONG.values()].index(options)
+    monkeypatch.setattr("rhino.passes.sharding.planning_pass.with_host_choice", drawn(seed))
+    options = {"cluster": "cpu4", "donate_argnums": 0, **options}
+    made = rhino.parallelize(step, offload=True, verify=True, **options)
+    plan = made.plan(init(), batch())
+    there = {one.path for one in plan.facts.arguments if one.memory == HOST}
+    assert there
+    assert all("mu" in path or "nu" in path for path in there)
+    assert "in host memory" in plan.explain()
+    state, (_, losses) = made.init(init), wanted()
+    for want in losses:
+        assert on_host(state) == len(there)
+        state, loss = made(state, batch())
+        assert float(loss) == pytest.approx(want, rel=1e-2 if "amp" in options else 1e-5)
+    plan.save(tmp_path / "plan")
+    kept = rhino.Plan.load(tmp_path / "plan")
+    assert kept == plan
+    again = rhino.parallelize(step, donate_argnums=options["donate_argnums"], plan=kept)
+    found, _ = again(jax.tree.map(np.asarray, state), batch())  # from the host: it goes where it is to lie
+    assert on_host(found) == len(there)
+
+
+def test_the_budget_decides_how_many_lie_in_host_memory():
+    free = rhino.parallelize(step, cluster="cpu4", mesh="1", donate_argnums=0).plan(init(), batch()).facts.predicted
+    moment = WIDTH * WIDTH * 4
+    budgets = [free.largest_peak_bytes - int(spared * moment) for spared in (-1, 0.2, 0.6)]
+    plans = [
+        rhino.parallelize(step, cluster="cpu4", mesh="1", donate_argnums=0, budget=budget, offload=True).plan(
+            init(), batch()
+        )
+        for budget in budgets
+    ]
+    counts = [sum(one.memory == HOST for one in plan.facts.arguments) for plan in plans]
+    assert counts[0] == 0 < counts[1] <= counts[2]
+    device = load_cluster("cpu4").device
+    way_s = 2 * (HOST_TRANSFER_S + moment / device.host_bytes_per_s)
+    for plan, count, budget in zip(plans, counts, budgets, strict=True):
+        assert plan.facts.predicted.largest_peak_bytes <= budget
+        assert plan.facts.predicted.step_s == pytest.approx(free.step_s + count * way_s)
+
+
+def test_a_step_that_fits_keeps_all_on_the_devices():
+    made = rhino.parallelize(step, cluster="cpu4", offload=True, donate_argnums=0)
+    plan = made.plan(init(), batch())
+    assert {one.memory for one in plan.facts.arguments} == {"device"}
+    assert "host" not in plan.explain()
+
+
+def test_a_refusal_says_what_may_lie_in_host_memory():
+    made = rhino.parallelize(step, cluster="cpu4", mesh="1", donate_argnums=0)
+    budget = made.plan(init(), batch()).facts.predicted.largest_peak_bytes - 1
+    with pytest.raises(RhinoError, match=r"RHI-SOLVE-001.*\n(.*\n)*.*give offload, for 36 KiB of arguments"):
+        rhino.parallelize(step, cluster="cpu4", mesh="1", donate_argnums=0, budget=budget).plan(init(), batch())
+
+
+def test_a_cluster_that_does_not_say_how_fast_host_memory_is_has_none(tmp_path):
+    file = tmp_path / "cluster.toml"
+    file.write_text("\n".join(line for line in PRESETS["cpu4"].splitlines() if not line.startswith("host_bytes")))
+    with pytest.raises(RhinoError, match=r"RHI-OFFLOAD-001.*\n.*host_bytes_per_s"):
+        rhino.parallelize(step, cluster=str(file), offload=True).plan(init(), batch())
