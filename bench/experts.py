@@ -85,6 +85,15 @@ CASES: Final[dict[str, Case]] = {
         classes=("*.head.*",),
     ),
     "t5": Case("t5", {"layers": 1}, (*_ATTENTION, "*.up"), _ROWS, norms=_NORMS),
+    "wav2vec2": Case("wav2vec2", {"layers": 2, "batch": 8}, _COLUMNS, ("*.out", "*.down")),
+    "gnmt": Case("gnmt", {"layers": 2, "batch": 1024}),
+    "mamba": Case(
+        "mamba",
+        {"layers": 2, "seq": 1024},
+        ("*.in", "*.gate", "*.window", "*.window_bias", "*.step", "*.step_bias", "*.skip"),
+        ("*.layers.*.out", "*.select", "*.log_rates"),
+    ),
+    "dlrm": Case("dlrm", {"tables": (1 << 20,) * 8, "batch": 65536}, experts=("*.tables.*",)),
     "llama": Case(
         "llama",
         {

@@ -2,8 +2,10 @@
 
 Cases are the rows of the papers' tables: GPT and GShard MoE of Rhino's Tables 1 and 2, each on as many V100s as there
 (`m8` has eight in a node, `s1` one), batch 64 and 256 in float32; Wide-ResNet of its Table 4, batch 4; GPT and T5 of
-Aceso's Table 2 on 32 V100s, batch 1024 in 16 bits. `--cases=gpt-1024 --no-experts`, of no paper, is for the time that a
-deep step's search takes, and `--devices` for what it takes on more of them.
+Aceso's Table 2 on 32 V100s, batch 1024 in 16 bits. VGG, DNABERT and U-Net of Rhino's Table 3, wav2vec 2.0 of TAP's
+Table I and GNMT of Whale 5.2 are on eight devices, with the papers' batch on each. `--cases` also takes models of no
+such table: `gpt-1024 --no-experts` for the time that a deep step's search takes, a Mamba, a DLRM and Whale's M6; and
+`--devices` is for what they take on more of them.
 
 An expert's plan is pipeline stages, data and tensor parallel ranks in each, micro-batches, and how the state of data
 parallel ranks is kept: all in each of them, or optimizer's state (ZeRO-1) or everything (ZeRO-3) divided. What a role
@@ -65,7 +67,7 @@ class Row:
     preset: str
     roles: str
     num_devices: int
-    options: tuple[tuple[str, str | int], ...] = ()
+    options: tuple[tuple[str, str | int | bool], ...] = ()
 
 
 def _rows() -> dict[str, Row]:
@@ -86,13 +88,22 @@ def _rows() -> dict[str, Row]:
     )
     found["aceso-gpt-13b"] = Row("gpt", "gpt", 32, large)
     found["aceso-t5-11b"] = Row("t5-11b", "t5", 32, (("dtype", "f16"),))
+    a_device = {"vgg-1m-classes": ("vgg-1m", 128), "dnabert": ("dnabert", 32), "unet-33m": ("unet", 16)}
+    a_device |= {"wav2vec2-large": ("wav2vec2", 4), "gnmt": ("gnmt", 128)}
+    found |= {name: Row(name, roles, 8, (("batch", 8 * batch),)) for name, (roles, batch) in a_device.items()}
     return found
 
 
 PAPERS: Final = _rows()
 _DEEP: Final = (("layers", 1024), ("hidden", 512), ("heads", 8), ("ffn", 2048), ("seq", 512), ("batch", 256))
-ROWS: Final = {**PAPERS, "gpt-1024": Row("gpt", "gpt", 8, _DEEP)}
-"""The papers' rows, and one of many layers for the time that its search takes."""
+ROWS: Final = {
+    **PAPERS,
+    "gpt-1024": Row("gpt", "gpt", 8, _DEEP),
+    "mamba-130m": Row("mamba-130m", "mamba", 8, (("scan", True), ("batch", 64))),
+    "dlrm-terabyte": Row("dlrm-terabyte", "dlrm", 32),
+    "m6-100b": Row("m6-100b", "moe", 128, (("batch", 1024),)),
+}
+"""The papers' rows; one of many layers for the time that its search takes; and models whose papers plan nothing."""
 
 CLUSTERS: Final = {"m8": "v100x8x2", "s1": "s1x8"}
 """Platforms of the papers, by the preset that says what they are made of."""
@@ -340,7 +351,7 @@ QUESTION: Final = Question(
         "ours / its": _over_expert,
     },
     (
-        option("--cases", list(PAPERS), "the papers' rows, or gpt-1024"),
+        option("--cases", list(PAPERS), f"the papers' rows, or {', '.join(list(ROWS)[len(PAPERS) :])}"),
         option("--clusters", ["m8"], "of m8, s1"),
         (
             "--devices",

@@ -51,10 +51,10 @@ class BERTConfig:
 PRESETS: Final = {
     "bert-base": BERTConfig(layers=12),
     "bert-large": BERTConfig(layers=24, hidden=1024, heads=16, ffn=4096),
-    # Rhino 7.4 and Table 3 say: 162 M parameters, batch 32 a device, transformers and convolutions, longer sequences.
-    # Tokens are runs of six bases, as in Ji et al. (2021), and five special ones. The other sizes are ours, and give
-    # that number of parameters.
-    "dnabert": BERTConfig(layers=12, hidden=1024, heads=16, ffn=4096, vocab=4**6 + 5, seq=2048, convs=1),
+    # Rhino 7.4 and Table 3 say: 162 M parameters, batch 32 a device, transformers and convolutions. Tokens are runs of
+    # six bases, and sequences of at most 512 of them, as in Ji et al. (2021), with five special ones. The other sizes
+    # are ours, and give that number of parameters.
+    "dnabert": BERTConfig(layers=12, hidden=1024, heads=16, ffn=4096, vocab=4**6 + 5, seq=512, convs=1),
 }
 
 

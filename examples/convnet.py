@@ -11,11 +11,17 @@ import jax.numpy as jnp
 from layers import Params
 
 
-def conv(x: jax.Array, weights: jax.Array, stride: int = 1) -> jax.Array:
-    """Convolves `x` [batch, *space, in] with `weights` [*window, in, out]; a stride of 1 keeps the space's size."""
+def conv(x: jax.Array, weights: jax.Array, stride: int = 1, groups: int = 1) -> jax.Array:
+    """Convolves `x` [batch, *space, in] with `weights` [*window, in / groups, out]; a stride of 1 keeps its size.
+
+    Channels are in `groups`, each convolved by itself.
+    """
     space = "HW"[: x.ndim - 2]
     layouts = f"N{space}C", f"{space}IO", f"N{space}C"
-    return jax.lax.conv_general_dilated(x, weights, (stride,) * len(space), "SAME", dimension_numbers=layouts)
+    strides = (stride,) * len(space)
+    return jax.lax.conv_general_dilated(
+        x, weights, strides, "SAME", dimension_numbers=layouts, feature_group_count=groups
+    )
 
 
 def max_pool(x: jax.Array, window: int, stride: int) -> jax.Array:

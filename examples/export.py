@@ -33,11 +33,14 @@ from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
 import bert
 import clip
+import dlrm
 import forward_forward
+import gnmt
 import gpt
 import jax
 import jax.export
 import llama
+import mamba
 import mlp
 import moe
 import resnet
@@ -46,6 +49,7 @@ import two_tower
 import unet
 import vgg
 import vit
+import wav2vec2
 import zoo
 from jax.extend import mlir
 from jax.extend.mlir import ir
@@ -74,17 +78,21 @@ def entry(tiny: Config, model: Callable[[Config], Model], presets: Mapping[str, 
 MODELS: Final = {
     "bert": entry(zoo.BERT, bert.model, bert.PRESETS),
     "clip": entry(zoo.CLIP, clip.model, clip.PRESETS),
+    "dlrm": entry(zoo.DLRM, dlrm.model, dlrm.PRESETS),
     "forward-forward": entry(zoo.FORWARD, forward_forward.model, forward_forward.PRESETS),
+    "gnmt": entry(zoo.GNMT, gnmt.model, gnmt.PRESETS),
     "gpt": entry(zoo.GPT, gpt.model, gpt.TABLE1),
     "llama": entry(zoo.LLAMA, llama.model, llama.PRESETS),
+    "mamba": entry(zoo.MAMBA, mamba.model, mamba.PRESETS),
     "mlp": entry(zoo.MLP, mlp.model, mlp.PRESETS),
-    "moe": entry(zoo.MOE, moe.model, moe.TABLE2),
+    "moe": entry(zoo.MOE, moe.model, moe.TABLE2 | moe.M6_PRESETS),
     "resnet": entry(zoo.RESNET, resnet.model, resnet.PRESETS),
     "t5": entry(zoo.T5, t5.model, t5.PRESETS),
     "two-tower": entry(zoo.TOWERS, two_tower.model, two_tower.PRESETS),
     "unet": entry(zoo.UNET, unet.model, unet.PRESETS),
     "vgg": entry(zoo.VGG, vgg.model, vgg.PRESETS),
     "vit": entry(zoo.VIT, vit.model, vit.PRESETS),
+    "wav2vec2": entry(zoo.WAV2VEC2, wav2vec2.model, wav2vec2.PRESETS),
 }
 
 

@@ -24,8 +24,9 @@ from transformer import BlockConfig, attention, feed_forward, init_attention, in
 class MoEConfig:
     """Sizes of a mixture of experts; each sequence is one of GShard's groups.
 
-    `capacity` is an expert's share of places in units of an even one (2 x seq / experts); `balance` weighs the
-    auxiliary loss.
+    `capacity` is an expert's share of places in units of an even one (2 x tokens / experts); `balance` weighs the
+    auxiliary loss. Every layer whose number `every` divides has experts. Each sequence begins with `patches` of an
+    image, of `pixels` values each, which all tokens see and nobody predicts.
     """
 
     layers: int = 2
@@ -39,6 +40,9 @@ class MoEConfig:
     capacity: float = 1.0
     balance: float = 0.01
     dropout: float = 0.0
+    every: int = 2
+    patches: int = 0
+    pixels: int = 2048
 
     def __post_init__(self) -> None:
         _ = self.block  # Made here so that bad sizes are refused here.
@@ -53,8 +57,15 @@ class MoEConfig:
     @property
     def places(self) -> int:
         """The tokens of one sequence that one expert takes."""
-        return max(1, round(self.capacity * 2 * self.seq / self.experts))
+        return max(1, round(self.capacity * 2 * (self.patches + self.seq) / self.experts))
 
+
+M6_PRESETS: Final = {
+    # M6 (Lin et al., 2021): 24 layers, hidden size 1024, an image as 4 x 4 patches of a ResNet's features, texts of 128
+    # tokens. Whale 5.3.2 leaves experts to M6-T (Yang et al., 2021), table 1: 512 in each layer of hidden size 4096
+    # give 100 billion parameters. There a token goes to one or more of them; here to two.
+    "m6-100b": MoEConfig(layers=24, hidden=1024, ffn=4096, experts=512, seq=128, batch=1024, every=1, patches=16),
+}
 
 # Rhino Table 2. The batch is that of the full-parallelism tests; the SPMD-only tests use 8. Vocabulary and sequence
 # length are not in the table: the defaults above, which are those of Alpa's MoE models, give its parameter counts.
@@ -81,8 +92,8 @@ def init_experts(cfg: MoEConfig, key: jax.Array) -> Params:
 
 
 def init_layer(cfg: MoEConfig, index: int, key: jax.Array) -> Params:
-    """Returns the parameters of one layer: the second, the fourth and so on have experts."""
-    if index % 2 == 0:
+    """Returns the parameters of one layer, with experts or without."""
+    if (index + 1) % cfg.every:
         return init_block(cfg.block, key)
     key_attention, key_experts = jax.random.split(key)
     return init_attention(cfg.block, key_attention) | init_experts(cfg, key_experts)
@@ -91,9 +102,11 @@ def init_layer(cfg: MoEConfig, index: int, key: jax.Array) -> Params:
 def init(cfg: MoEConfig, key: jax.Array) -> Params:
     """Returns the parameters."""
     embed, positions, layers = jax.random.split(key, 3)
+    patches = {"patches": normal(jax.random.fold_in(key, 3), cfg.pixels, cfg.hidden)} if cfg.patches else {}
     return {
+        **patches,
         "embed": normal(embed, cfg.vocab, cfg.hidden),
-        "positions": normal(positions, cfg.seq, cfg.hidden),
+        "positions": normal(positions, cfg.patches + cfg.seq, cfg.hidden),
         "layers": [init_layer(cfg, index, k) for index, k in enumerate(jax.random.split(layers, cfg.layers))],
         "final": init_norm(cfg.hidden),
     }
@@ -142,17 +155,26 @@ def layer(cfg: MoEConfig, carry: tuple[jax.Array, jax.Array], p: Params, key: ja
     return x + dropout(cfg.dropout, key2, out), balance + extra
 
 
-def loss(cfg: MoEConfig, params: Params, tokens: jax.Array, key: jax.Array) -> jax.Array:
-    """Mean next-token cross entropy of `tokens` [batch, seq + 1] (int32), plus the experts' weighted auxiliary loss."""
+def loss(cfg: MoEConfig, params: Params, batch: dict[str, jax.Array] | jax.Array, key: jax.Array) -> jax.Array:
+    """Mean next-token cross entropy of a batch as `sample` gives it, plus the experts' weighted auxiliary loss."""
+    tokens = batch["tokens"] if isinstance(batch, dict) else batch
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
-    start = params["embed"][inputs] + params["positions"], jnp.zeros(())
+    x = params["embed"][inputs]
+    if isinstance(batch, dict):
+        x = jnp.concatenate([batch["patches"] @ params["patches"], x], axis=1)
+    start = x + params["positions"], jnp.zeros(())
     x, balance = run_layers(partial(layer, cfg), start, params["layers"], cfg.layers, key)
-    return cross_entropy(layer_norm(params["final"], x) @ params["embed"].T, targets).mean() + cfg.balance * balance
+    x = layer_norm(params["final"], x[:, cfg.patches :])
+    return cross_entropy(x @ params["embed"].T, targets).mean() + cfg.balance * balance
 
 
-def sample(cfg: MoEConfig, key: jax.Array) -> jax.Array:
-    """Returns random tokens [batch, seq + 1] (int32)."""
-    return jax.random.randint(key, (cfg.batch, cfg.seq + 1), 0, cfg.vocab, jnp.int32)
+def sample(cfg: MoEConfig, key: jax.Array) -> dict[str, jax.Array] | jax.Array:
+    """Returns random tokens [batch, seq + 1] (int32); with images `tokens` and `patches` [batch, patches, pixels]."""
+    tokens = jax.random.randint(key, (cfg.batch, cfg.seq + 1), 0, cfg.vocab, jnp.int32)
+    if not cfg.patches:
+        return tokens
+    shape = cfg.batch, cfg.patches, cfg.pixels
+    return {"tokens": tokens, "patches": jax.random.normal(jax.random.fold_in(key, 1), shape, jnp.float32)}
 
 
 def model(cfg: MoEConfig) -> Model:

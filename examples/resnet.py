@@ -59,7 +59,9 @@ PRESETS: Final = {
     "resnet50-100k-classes": ResNetConfig(classes=100_000),
     "resnet50-1m-classes": ResNetConfig(classes=1_000_000),
     # Rhino Table 4 (layers, channels, width factor, batch), with Alpa's block and classes. They give Alpa's numbers of
-    # parameters, which are lower than Rhino's: 1.0, 2.0, 4.0 and 9.6 B. The paper does not say what its blocks are.
+    # parameters, which are lower than Rhino's: 1.0, 2.0, 4.0 and 9.6 B. The paper does not say what its blocks are, and
+    # no block gives its numbers: from 320 to 640 channels, all else equal, parameters grow fourfold at most, and the
+    # table has 1.3 and 6 B.
     "wr-1.3b": ResNetConfig(channels=320, width_factor=2, classes=1024, batch=4),
     "wr-2.6b": ResNetConfig(channels=448, width_factor=2, classes=1024, batch=4),
     "wr-6b": ResNetConfig(channels=640, width_factor=2, classes=1024, batch=4),

@@ -12,9 +12,12 @@ from typing import Final
 
 import bert
 import clip
+import dlrm
 import forward_forward
+import gnmt
 import gpt
 import llama
+import mamba
 import mlp
 import moe
 import resnet
@@ -23,6 +26,7 @@ import two_tower
 import unet
 import vgg
 import vit
+import wav2vec2
 from training import Model
 
 GPT: Final = gpt.GPTConfig(layers=2, hidden=32, heads=8, ffn=64, vocab=64, seq=16, batch=8)
@@ -55,12 +59,36 @@ CLIP: Final = clip.CLIPConfig(
 )
 FORWARD: Final = forward_forward.ForwardForwardConfig(sizes=(32, 64, 64), classes=8, batch=16)
 UNET: Final = unet.UNetConfig(channels=16, multipliers=(1, 2), blocks=1, groups=8, image=16, batch=8)
+MAMBA: Final = mamba.MambaConfig(layers=1, hidden=32, state=8, expand=1, vocab=64, seq=16, batch=8)
+DLRM: Final = dlrm.DLRMConfig(tables=(64, 24, 8), features=8, embed=16, lower=(32,), upper=(32,), batch=16)
+GNMT: Final = gnmt.GNMTConfig(layers=2, hidden=16, vocab=64, encoder_seq=8, decoder_seq=8, batch=8)
+WAV2VEC2: Final = wav2vec2.Wav2Vec2Config(
+    windows=(5, 2),
+    strides=(4, 2),
+    channels=16,
+    layers=1,
+    hidden=32,
+    heads=8,
+    ffn=64,
+    position_window=4,
+    position_groups=8,
+    entries=16,
+    coded=16,
+    distractors=8,
+    samples=128,
+    batch=8,
+)
+M6: Final = moe.MoEConfig(
+    layers=1, hidden=32, heads=8, ffn=64, experts=8, vocab=64, seq=8, batch=8, every=1, patches=8, pixels=16
+)
 
 ZOO: Final[dict[str, Model]] = {
     "bert": bert.model(BERT),
     "clip": clip.model(CLIP),
+    "dlrm": dlrm.model(DLRM),
     "dnabert": bert.model(replace(BERT, convs=1)),
     "forward-forward": forward_forward.model(FORWARD),
+    "gnmt": gnmt.model(GNMT),
     "gpt": gpt.model(GPT),
     "gpt-scan": gpt.model(replace(GPT, scan=True)),
     "gpt-fused": gpt.model(replace(GPT, layers=1, fused_qkv=True)),
@@ -69,6 +97,8 @@ ZOO: Final[dict[str, Model]] = {
     "llama": llama.model(LLAMA),
     "llama-scan-fused": llama.model(replace(LLAMA, layers=2, scan=True, fused_gate_up=True)),
     "llama-remat": llama.model(replace(LLAMA, remat=True)),
+    "m6": moe.model(M6),
+    "mamba": mamba.model(MAMBA),
     "mlp": mlp.model(replace(MLP, dropout=0.0)),
     "mlp-dropout": mlp.model(MLP),
     "moe": moe.model(MOE),
@@ -78,4 +108,5 @@ ZOO: Final[dict[str, Model]] = {
     "unet": unet.model(UNET),
     "vgg": vgg.model(VGG),
     "vit": vit.model(VIT),
+    "wav2vec2": wav2vec2.model(WAV2VEC2),
 }

@@ -12,13 +12,16 @@ from pathlib import Path
 
 import bert
 import clip
+import dlrm
 import export
 import forward_forward
+import gnmt
 import gpt
 import jax
 import jax.export
 import jax.numpy as jnp
 import llama
+import mamba
 import mlp
 import moe
 import numpy as np
@@ -30,6 +33,8 @@ import two_tower
 import unet
 import vgg
 import vit
+import wav2vec2
+import zoo
 from training import Adam, init_state, jit_step, lower_step
 
 from rhino.ir.mlir.bindings import ir, make_context, stablehlo
@@ -59,6 +64,7 @@ VIT = vit.ViTConfig(image=8, patch=4, layers=1, hidden=16, heads=2, ffn=32, clas
 UNET = unet.UNetConfig(channels=4, multipliers=(1, 2), blocks=1, groups=2, image=8, batch=4)
 MODELS = {
     "bert": bert.model(bert.BERTConfig(layers=1, hidden=16, heads=2, ffn=32, vocab=32, seq=32, batch=4)),
+    "dlrm": dlrm.model(zoo.DLRM),
     "bert-scan-convs": bert.model(
         bert.BERTConfig(layers=2, hidden=16, heads=2, ffn=32, vocab=32, seq=32, batch=4, scan=True, convs=1)
     ),
@@ -293,6 +299,63 @@ def test_skips_bring_each_pixel_its_surroundings():
     assert moved[0, 0] > 100 * moved[31, 31]
 
 
+def test_states_are_those_of_a_loop_over_tokens():
+    decay, added = jax.random.uniform(jax.random.key(0), (2, 2, 7, 3))
+    state, states = jnp.zeros((2, 3)), []
+    for at in range(7):
+        state = decay[:, at] * state + added[:, at]
+        states.append(state)
+    np.testing.assert_allclose(mamba.recurrence(decay, added), jnp.stack(states, axis=1), rtol=1e-6)
+
+
+def test_a_mamba_sees_its_past_alone():
+    params, tokens = mamba.init(zoo.MAMBA, jax.random.key(0)), mamba.sample(zoo.MAMBA, jax.random.key(1))[:1, :-1]
+    (p,) = params["layers"]
+    see = jax.jit(lambda tokens: mamba.layer(zoo.MAMBA, params["embed"][tokens], p, jax.random.key(2))[0])
+    changed = (see(tokens) != see(tokens.at[0, 9].set(0))).any(-1)
+    assert changed[:12].tolist() == [False] * 9 + [True] * 3
+
+
+def test_each_pair_of_features_meets_once():
+    dense, looked_up = jnp.array([[1.0, 2.0]]), jnp.array([[[3.0, 5.0], [7.0, 11.0]]])
+    assert dlrm.interact(dense, looked_up).tolist() == [[1.0, 2.0, 13.0, 29.0, 76.0]]
+
+
+def test_an_lstm_is_that_of_its_equations_from_either_end():
+    key = jax.random.key(3)
+    p, x = gnmt.init_lstm(3, 4, key), jax.random.normal(key, (2, 5, 3))
+    hidden, memory, found = np.zeros((2, 4)), np.zeros((2, 4)), []
+    for at in range(5):
+        gates = [np.asarray(x[:, at] @ p["in"][:, g] + hidden @ p["again"][:, g] + p["bias"][g]) for g in range(4)]
+        enter, forget, leave = (1 / (1 + np.exp(-gate)) for gate in gates[:3])
+        memory = forget * memory + enter * np.tanh(gates[3])
+        hidden = leave * np.tanh(memory)
+        found.append(hidden)
+    np.testing.assert_allclose(gnmt.lstm(p, x), np.stack(found, axis=1), rtol=1e-5)
+    np.testing.assert_allclose(gnmt.lstm(p, x[:, ::-1], reverse=True), np.stack(found, axis=1)[:, ::-1], rtol=1e-5)
+
+
+def test_a_masked_step_of_a_sound_is_hidden_from_what_predicts_it():
+    cfg = zoo.WAV2VEC2
+    params, batch = wav2vec2.init(cfg, jax.random.key(4)), wav2vec2.sample(cfg, jax.random.key(5))
+    features = jax.jit(lambda sound: wav2vec2.listen(cfg, params, sound))(batch["sound"])
+    codes, uneven = jax.jit(lambda x: wav2vec2.quantize(cfg, params, x, jax.random.key(6)))(features)
+    assert features.shape == (cfg.batch, cfg.steps, cfg.channels)
+    assert 0 <= uneven < 1
+    every = params["codes"]  # each half of what is said of a step is one of the entries
+    halves = codes.reshape(cfg.batch, cfg.steps, cfg.codes, -1)
+    apart = jnp.abs(halves[:, :, :, None] - every).max(-1).min(-1)
+    np.testing.assert_allclose(apart, 0, atol=1e-6)
+
+
+def test_images_come_before_texts_and_nobody_predicts_them():
+    params, batch = moe.init(zoo.M6, jax.random.key(7)), moe.sample(zoo.M6, jax.random.key(8))
+    loss = jax.jit(lambda batch: moe.loss(zoo.M6, params, batch, jax.random.key(9)))
+    assert loss(batch) != loss({**batch, "patches": 10 * batch["patches"]})
+    assert params["positions"].shape == (zoo.M6.patches + zoo.M6.seq, zoo.M6.hidden)
+    assert all("experts" in layer for layer in params["layers"])
+
+
 def route_by_hand(places, gates):
     """GShard's algorithm 1 for one sequence, token by token."""
     order = np.argsort(-gates, axis=1)
@@ -359,6 +422,12 @@ def listed():
         ("vit", "vit-h14", 632),
         ("clip", "clip-b32", 151.3),
         ("clip", "clip-l14", 427.6),
+        ("wav2vec2", "wav2vec2-base", 95),
+        ("wav2vec2", "wav2vec2-large", 317),
+        ("mamba", "mamba-130m", 130),
+        ("mamba", "mamba-2.8b", 2800),
+        ("dlrm", "dlrm-kaggle", 540),
+        ("moe", "m6-100b", 100_000),
     ],
 )
 def test_presets_have_the_papers_parameter_counts(name, preset, millions):
