@@ -99,7 +99,7 @@ _DEEP: Final = (("layers", 1024), ("hidden", 512), ("heads", 8), ("ffn", 2048), 
 ROWS: Final = {
     **PAPERS,
     "gpt-1024": Row("gpt", "gpt", 8, _DEEP),
-    "mamba-130m": Row("mamba-130m", "mamba", 8, (("scan", True), ("batch", 64))),
+    "mamba-130m": Row("mamba-130m", "mamba", 8, (("scan", True), ("seq", 512), ("batch", 16))),
     "dlrm-terabyte": Row("dlrm-terabyte", "dlrm", 32),
     "m6-100b": Row("m6-100b", "moe", 128, (("batch", 1024),)),
 }

@@ -31,8 +31,8 @@ from rhino.passes.textual_pipelines import build_pass_manager, parse_pipeline
 from rhino.passes.unsharded import unsharded_program
 from rhino.strategies.solver.answer import Answer, Unsolved
 from rhino.strategies.structure.cones import cones_of
-from rhino.strategies.structure.critical_path import critical_path
-from rhino.strategies.structure.dependences import flow_of
+from rhino.strategies.structure.critical_path import CriticalPath, critical_path
+from rhino.strategies.structure.dependences import Flow, flow_of
 from rhino.strategies.structure.segments import segments_between
 
 RHINO_OPT: Final = Path(sysconfig.get_path("scripts")) / "rhino-opt"
@@ -251,17 +251,26 @@ STRUCTURED: Final = [
 ]
 
 
+_TABLE5: Final = {
+    "gpt-72": {"Rhino: ops": 76_000, "Rhino: critical nodes": 378, "Rhino: subgraphs": 377},
+    "moe-32e-10b": {"Rhino: ops": 18_000, "Rhino: critical nodes": 90, "Rhino: subgraphs": 89},
+}
+"""Rhino's Table 5, by the model that is nearest to it here; ops are in thousands there."""
+
+
 def structures(options: Options) -> Iterator[Record]:
     """What the structure passes see in a model: critical nodes, cones, segments, and how many segments are alike.
 
     They are those of Rhino's Table 5 and TAP IV-C. Critical nodes are counted as in the paper, every op taking one unit
-    of time, and as segments are cut, products alone taking time. Times are wall seconds of one run of each decision on
-    the graph.
+    of time, and as segments are cut, products alone taking time. Of those of the paper, a program can be cut at the
+    ones that are alone on the backbone at their time; those *with a weight* also read an argument. The paper's own
+    counts of a model stand below them. Times are wall seconds of one run of each decision on the graph.
     """
     gc.disable()  # as the tools do
     for model in options.models:
         name, _, words = model.partition(":")
-        yield {"model": name.strip(), **_structure(_graph(exported(words.split())))}
+        name = name.strip()
+        yield {"model": name, **_structure(_graph(exported(words.split()))), **_TABLE5.get(name, {})}
 
 
 def _graph(step: bytes) -> Graph:
@@ -290,6 +299,7 @@ def _structure(graph: Graph) -> Record:
         "ops that take part": int(flow.counts.sum()),
         "critical path": path.length,
         "critical nodes": int(path.critical.sum()),
+        **_pivots(graph, flow, path),
         "critical nodes, products alone": int(products.critical.sum()),
         "cones": len(cones.root),
         "largest cone": int(np.bincount(cones.number[flow.counts], minlength=1).max()),
@@ -304,19 +314,34 @@ def _structure(graph: Graph) -> Record:
     }
 
 
+def _pivots(graph: Graph, flow: Flow, path: CriticalPath) -> Record:
+    """Returns how many critical nodes are alone on the backbone at their time, and how many of these have a weight."""
+    backbone = flow.counts & (path.earliest == path.latest)
+    width = np.bincount(path.earliest[backbone], minlength=path.length)
+    alone = np.flatnonzero(path.critical & (width[path.earliest] == 1))
+    with_weight = [op for op in alone.tolist() if (graph.operands(op) < len(graph.arguments)).any()]
+    return {"critical nodes alone": len(alone), "critical nodes alone, with a weight": len(with_weight)}
+
+
 def _share(name: str) -> Cell:
     return lambda record: f"{record[name]:,} ({record[name] / max(record['ops'], 1):.1%})"
 
 
 _COUNTS: Final = ("ops", "ops that take part", "critical path")
-_CRITICAL: Final = ("critical nodes", "critical nodes, products alone")
+_CRITICAL: Final = (
+    "critical nodes",
+    "critical nodes alone",
+    "critical nodes alone, with a weight",
+    "critical nodes, products alone",
+)
+_PAPER: Final = ("Rhino: ops", "Rhino: critical nodes", "Rhino: subgraphs")
 _PARTS: Final = ("cones", "largest cone", "segments", "largest segment", "unique segments", "ops in them")
 _SECONDS: Final = ("flow, s", "critical path, s", "cones, s", "segments, s")
 _SEEN: Final[dict[str, Cell]] = {
     "": key("model"),
     **{name: key(name, ",") for name in _COUNTS},
     **{name: _share(name) for name in _CRITICAL},
-    **{name: key(name, ",") for name in _PARTS},
+    **{name: key(name, ",") for name in (*_PAPER, *_PARTS)},
     **{name: key(name, ".3f") for name in _SECONDS},
 }
 

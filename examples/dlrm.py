@@ -6,6 +6,7 @@ example here, updates all of them.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -57,7 +58,7 @@ PRESETS: Final = {
 
 def init_table(rows: int, embed: int, key: jax.Array) -> jax.Array:
     """Returns a table of categories, uniform within the root of one over its rows (the authors' code)."""
-    return jax.random.uniform(key, (rows, embed), jnp.float32, -1.0, 1.0) * rows**-0.5
+    return jax.random.uniform(key, (rows, embed), jnp.float32, -1.0, 1.0) / math.sqrt(rows)
 
 
 def init(cfg: DLRMConfig, key: jax.Array) -> Params:

@@ -45,6 +45,7 @@ import mlp
 import moe
 import resnet
 import t5
+import towers
 import two_tower
 import unet
 import vgg
@@ -88,6 +89,7 @@ MODELS: Final = {
     "moe": entry(zoo.MOE, moe.model, moe.TABLE2 | moe.M6_PRESETS),
     "resnet": entry(zoo.RESNET, resnet.model, resnet.PRESETS),
     "t5": entry(zoo.T5, t5.model, t5.PRESETS),
+    "towers": entry(zoo.MANY_TOWERS, towers.model, towers.PRESETS),
     "two-tower": entry(zoo.TOWERS, two_tower.model, two_tower.PRESETS),
     "unet": entry(zoo.UNET, unet.model, unet.PRESETS),
     "vgg": entry(zoo.VGG, vgg.model, vgg.PRESETS),

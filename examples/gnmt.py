@@ -7,7 +7,6 @@ its sequence.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -88,9 +87,9 @@ def lstm(p: Params, x: jax.Array, reverse: bool = False) -> jax.Array:
     return jnp.moveaxis(jax.lax.scan(step, still(x, p["again"].shape[0]), gates, reverse=reverse)[1], 0, 1)
 
 
-def encode(cfg: GNMTConfig, params: Params, tokens: jax.Array, keys: Sequence[jax.Array]) -> jax.Array:
+def encode(cfg: GNMTConfig, params: Params, tokens: jax.Array, keys: jax.Array) -> jax.Array:
     """Maps `tokens` [batch, encoder_seq] to [batch, encoder_seq, hidden]."""
-    x = params["source"][tokens]
+    x: jax.Array = params["source"][tokens]
     for at, p in enumerate(params["encoder"]):
         with jax.named_scope(f"encoder{at}"):
             entering = dropout(cfg.dropout, keys[at], x)
@@ -98,7 +97,7 @@ def encode(cfg: GNMTConfig, params: Params, tokens: jax.Array, keys: Sequence[ja
             if at == 0:
                 x = jnp.concatenate([y, lstm(params["back"], entering, reverse=True)], axis=-1)
             else:
-                x = y + x if at > 1 else y
+                x = jnp.add(y, x) if at > 1 else y
     return x
 
 

@@ -58,18 +58,24 @@ PRESETS: Final = {
 }
 
 
+def init_tokens(cfg: TwoTowerConfig, key: jax.Array) -> Params:
+    """Returns the parameters of the tower over tokens."""
+    embed, positions, layers, project = jax.random.split(key, 4)
+    return {
+        "embed": normal(embed, cfg.vocab, cfg.hidden),
+        "positions": normal(positions, cfg.seq, cfg.hidden),
+        "layers": init_layers(partial(init_block, cfg.block), cfg.layers, layers),
+        "final": init_norm(cfg.hidden),
+        "project": normal(project, cfg.hidden, cfg.embed),
+    }
+
+
 def init(cfg: TwoTowerConfig, key: jax.Array) -> Params:
     """Returns the parameters of both towers and of the softmax's temperature."""
-    features, embed, positions, layers, project = jax.random.split(key, 5)
+    features, tokens = jax.random.split(key)
     return {
         "features": mlp.init_layers((cfg.features, *cfg.feature_sizes, cfg.embed), features),
-        "tokens": {
-            "embed": normal(embed, cfg.vocab, cfg.hidden),
-            "positions": normal(positions, cfg.seq, cfg.hidden),
-            "layers": init_layers(partial(init_block, cfg.block), cfg.layers, layers),
-            "final": init_norm(cfg.hidden),
-            "project": normal(project, cfg.hidden, cfg.embed),
-        },
+        "tokens": init_tokens(cfg, tokens),
         "log_scale": jnp.float32(LOG_SCALE),
     }
 

@@ -22,6 +22,7 @@ import mlp
 import moe
 import resnet
 import t5
+import towers
 import two_tower
 import unet
 import vgg
@@ -35,6 +36,9 @@ MOE: Final = moe.MoEConfig(layers=2, hidden=32, heads=8, ffn=64, experts=8, voca
 MLP: Final = mlp.MLPConfig(sizes=(16, 64, 64, 32), batch=16)
 TOWERS: Final = two_tower.TwoTowerConfig(
     features=16, feature_sizes=(64, 32), vocab=64, seq=8, layers=1, hidden=32, heads=8, ffn=64, embed=16, batch=16
+)
+MANY_TOWERS: Final = towers.TowersConfig(
+    hiddens=(32, 16, 24), seqs=(8, 16, 8), layers=1, head=8, vocab=64, embed=16, batch=16
 )
 VGG: Final = vgg.VGGConfig(channels=(8, 16), convs=(1, 2), hidden=64, classes=128, image=32, batch=8, dropout=0.0)
 BERT: Final = bert.BERTConfig(layers=1, hidden=32, heads=8, ffn=64, vocab=64, seq=16, batch=8)
@@ -104,6 +108,7 @@ ZOO: Final[dict[str, Model]] = {
     "moe": moe.model(MOE),
     "resnet": resnet.model(RESNET),
     "t5": t5.model(T5),
+    "towers": towers.model(MANY_TOWERS),
     "two-tower": two_tower.model(TOWERS),
     "unet": unet.model(UNET),
     "vgg": vgg.model(VGG),
