@@ -90,7 +90,7 @@ CASES: Final[dict[str, Case]] = {
     "mamba": Case(
         "mamba",
         {"layers": 2, "seq": 1024},
-        ("*.in", "*.gate", "*.window", "*.window_bias", "*.step", "*.step_bias", "*.skip"),
+        ("*.in", "*.gate", "*.window", "*.window_bias", "*.layers.*.step", "*.step_bias", "*.skip"),
         ("*.layers.*.out", "*.select", "*.log_rates"),
     ),
     "dlrm": Case("dlrm", {"tables": (1 << 20,) * 8, "batch": 65536}, experts=("*.tables.*",)),
