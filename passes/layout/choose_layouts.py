@@ -8,8 +8,8 @@ Writes    what these write: views where the step is faster with them, and shardi
 Errors    of the step as it is, where it can be planned in neither form: RHI-SOLVE-001 does not fit, RHI-SOLVE-002 steps
           spent, RHI-SHARD-001 a user's sharding cannot be honoured, RHI-MESH-001 larger than the cluster, RHI-MESH-002
           not the module's mesh, RHI-CLUSTER-001 unknown preset, RHI-CLUSTER-002 malformed file, RHI-READ-005 no entry
-          function, RHI-PASS-001 an unknown level, RHI-PIN-002 a scope has no axes, or nothing to share, RHI-OFFLOAD-001 the
-          cluster does not say how fast a device reaches host memory.
+          function, RHI-PASS-001 an unknown level, RHI-PIN-002 a scope has no axes, or nothing to share, RHI-OFFLOAD-001
+          the cluster does not say how fast a device reaches host memory.
 Source    Rhino 4.1 and 4.3.3. That a caller's arrays are moved in each call: `rhino.ir.plan.plan.dims_between_calls`.
 """
 
