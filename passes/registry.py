@@ -30,6 +30,7 @@ from rhino.passes.precision.mixed_precision import MixedPrecision
 from rhino.passes.sharding.choose_shardings import ChooseShardings
 from rhino.passes.sharding.localize import Localize
 from rhino.passes.sharding.op_rules import OpRules
+from rhino.passes.sharding.pack_collectives import PackCollectives
 from rhino.passes.sharding.pin import PinShardings
 from rhino.passes.sharding.strip import Strip
 
@@ -47,6 +48,7 @@ PASSES: Final[tuple[type[Pass], ...]] = (
     MicroBatch,
     Normalize,
     OpRules,
+    PackCollectives,
     PadDims,
     PinShardings,
     PipelineStages,
@@ -201,7 +203,7 @@ def _auto_parallel(options: Mapping[str, str]) -> tuple[Item, ...]:
 
 
 def _localize(options: Mapping[str, str]) -> tuple[Item, ...]:
-    return (make_pass(Localize, options, "localize"),)  # Alone: it makes the rules that it needs, and takes them away.
+    return make_passes((Localize, PackCollectives), options, "localize")  # Joined are collectives that are written.
 
 
 def _micro_batch(options: Mapping[str, str]) -> tuple[Item, ...]:
@@ -247,7 +249,7 @@ PIPELINES: Final[dict[str, NamedPipeline]] = {
         {"remat": ("", f"{_REMAT}; empty recomputes nothing"), "amp": ("", _AMP)},
     ),
     "localize": NamedPipeline(
-        "Rewrite a sharded module into the program that each device runs.", (Localize,), _localize
+        "Rewrite a sharded module into the program that each device runs.", (Localize, PackCollectives), _localize
     ),
     "micro-batch": NamedPipeline(
         "Take the batch in parts: a loop that accumulates gradients, and then applies them.",

@@ -41,9 +41,10 @@ from rhino.passes.sharding.annotations import (
     write_boundary_dims,
 )
 from rhino.passes.sharding.choose_shardings import ChooseShardings, ShardingChoice
-from rhino.passes.sharding.planning_pass import Target, write_mesh
+from rhino.passes.sharding.pack_collectives import write_packing
+from rhino.passes.sharding.planning_pass import rank_target, write_mesh
 from rhino.passes.textual_pipelines import build_pass_manager
-from rhino.strategies.cost.cost_model import CostModel
+from rhino.strategies.cost.buckets import packing_of
 from rhino.strategies.solver.answer import Answer
 from rhino.strategies.solver.solver import Solver
 
@@ -135,8 +136,9 @@ def annotate(
     with module.context, ir.Location.unknown():
         if plan.sharding.views:
             write_views(module.operation, plan.sharding.views, name)
-        device = parse_cluster("\n".join(plan.cluster)).device
-        write_mesh(module.operation, Target(MESH_NAME, plan.mesh, CostModel(device, ())))
+        target = rank_target(parse_cluster("\n".join(plan.cluster)), plan.mesh, 1)
+        write_mesh(module.operation, target)
+        write_packing(module.operation, packing_of(target.model))
         mesh_name, mesh = module_mesh(module.operation) or (MESH_NAME, plan.mesh)
         write_annotations(module, plan.sharding.annotations)
         sides: tuple[Side, ...] = ("arg", "res")

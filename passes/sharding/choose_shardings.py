@@ -37,6 +37,7 @@ from rhino.ir.program.named_tensors import provenance_of_value
 from rhino.ir.program.program import CARRIED, Program
 from rhino.ir.units import fits_text, format_bytes, format_seconds, parse_size, peak_text
 from rhino.passes.base import Remarks, opt
+from rhino.passes.sharding.pack_collectives import write_packing
 from rhino.passes.sharding.planning_pass import (
     PLANNING_ERRORS,
     PlanningPass,
@@ -50,6 +51,7 @@ from rhino.passes.sharding.planning_pass import (
 from rhino.passes.sharding.uneven import uneven_arguments
 from rhino.strategies.choice.choice import Choice
 from rhino.strategies.choice.sharding_plan import ShardingPlan, implied, make_plan
+from rhino.strategies.cost.buckets import packing_of
 from rhino.strategies.cost.candidates import strategy_name
 from rhino.strategies.cost.nodes import Node
 from rhino.strategies.memory.host_memory import waiting_arguments
@@ -254,6 +256,7 @@ def write_plan(module: ir.Operation, program: Program, plan: ShardingPlan, targe
     """Writes a plan onto the module that it was made for."""
     graph = program.graph
     write_mesh(module, target)
+    write_packing(module, packing_of(target.model))
     shardings: dict[tuple[Spec, int], ir.Attribute] = {}
 
     def sharding(spec: Spec, rank: int) -> ir.Attribute:

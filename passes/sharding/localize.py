@@ -51,6 +51,7 @@ from rhino.passes.base import Pass, Remarks
 from rhino.passes.sharding.choose_shardings import STRATEGY
 from rhino.passes.sharding.halo_exchange import HaloOp, is_strided, put_halo_ops_back, set_halo_op_aside
 from rhino.passes.sharding.indexed_ops import GATHER, INDEXED, prepare, put_right
+from rhino.passes.sharding.pack_collectives import PackCollectives
 from rhino.passes.with_rules import run_on_functions
 from rhino.strategies.choice.sharding_plan import ShardingPlan, handing_on, implied, loop_states, sent_bytes
 from rhino.strategies.cost.candidates import State, replicate, strategies, strategy_name
@@ -107,10 +108,11 @@ class Localize(Pass):
 
 
 def localized_copy(module: ir.Module, file: str = "") -> ir.Module:
-    """Returns the per-device program of an annotated module, which stays as it is."""
+    """Returns the per-device program of an annotated module, which stays as it is; its collectives are joined."""
     copy = copy_module(module)
     with copy.context, ir.Location.unknown():
-        Localize().run(copy.operation, Remarks(file))
+        for one in (Localize(), PackCollectives()):
+            one.run(copy.operation, Remarks(file))
     return copy
 
 

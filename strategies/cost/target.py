@@ -33,6 +33,8 @@ class Target:
     `fusion` says what is computed in one kernel (strategies/memory/fusion.py). `tile` are the rows and the columns to
     whose multiples two dims of a tensor are padded (strategies/memory/tiles.py). `updates_in_layouts` says whether
     arguments are copied to the layouts of their updates (strategies/memory/layout_copies.py).
+
+    `is_packed` says whether small collectives are joined before the compiler sees them (strategies/cost/buckets.py).
     """
 
     platform: Platform
@@ -49,6 +51,7 @@ class Target:
     tile: tuple[int, int] = (1, 1)
     selects: bool = False
     updates_in_layouts: bool = False
+    is_packed: bool = False
 
     def hides_gathers(self, device: Device) -> bool:
         """Says whether gathers of weights go on while a device computes."""
@@ -72,7 +75,8 @@ class Target:
 
 
 TARGETS: Final[dict[Platform, Target]] = {
-    "cpu": Target("cpu", hoists=True, widens_halves=True, is_depth_first=True),
+    # XLA:CPU of jaxlib 0.10.2 joins all-reduces as operands of one, and still waits for all devices once for each.
+    "cpu": Target("cpu", hoists=True, widens_halves=True, is_depth_first=True, is_packed=True),
     # JAX's documentation of `default_matmul_precision`: TF32 on NVIDIA GPUs that have it (compute capability 8.0 on).
     # Collectives have `-start` and `-done` in what XLA:GPU of jaxlib 0.10.2 compiles; the thresholds of its combiners
     # are the defaults in xla/service/collective_utils.h, 30 MiB each.
