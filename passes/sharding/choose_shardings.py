@@ -50,6 +50,7 @@ from rhino.passes.sharding.planning_pass import (
 )
 from rhino.passes.sharding.uneven import uneven_arguments
 from rhino.strategies.choice.choice import Choice
+from rhino.strategies.choice.sent_together import sent_together
 from rhino.strategies.choice.sharding_plan import ShardingPlan, implied, make_plan
 from rhino.strategies.cost.buckets import packing_of
 from rhino.strategies.cost.candidates import strategy_name
@@ -241,13 +242,15 @@ class _Clock:
 
 
 def predicted_stats(plan: ShardingPlan) -> CollectiveStats:
-    """Returns the collectives of a plan, by kind."""
+    """Returns the collectives of a plan by kind, as the program of a device has them."""
     graph, total = plan.graph, EMPTY
     unknown = [loop for loop in graph.loops if loop.trips is None]
-    for transfer in plan.transfers():
-        where = int(graph.value_op[transfer.value]) if transfer.reader is None else transfer.reader
+    packing = packing_of(plan.model) if plan.model else None
+    for sent in sent_together(plan, packing):
+        first = sent[0]
+        where = int(graph.value_op[first.value]) if first.reader is None else first.reader
         exact = not any(loop.op < where <= loop.end for loop in unknown)
-        one = one_collective(transfer.move.kind, transfer.move.num_bytes).times(transfer.times)
+        one = one_collective(first.move.kind, sum(part.move.num_bytes for part in sent)).times(first.times)
         total = total + replace(one, exact=exact)
     return total
 

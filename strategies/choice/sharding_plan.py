@@ -38,6 +38,10 @@ class Transfer:
         return self.source == self.target
 
 
+Path = tuple[Transfer, ...]
+"""The collectives of the way of a value from one spec to another, one after the other."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ShardingPlan:
     """How one graph runs on a mesh with axes of `sizes`.
@@ -68,29 +72,38 @@ class ShardingPlan:
         for path in self.paths():
             yield from path
 
-    def paths(self) -> Iterator[tuple[Transfer, ...]]:
+    def paths(self) -> Iterator[Path]:
         """Yields the collectives of each way of a value from spec to spec, in program order.
 
         What an op reads of other devices is a way of each value too.
         """
+        for _, operands, halos, results in self.paths_of_ops():
+            yield from (*operands, *halos, *results)
+        yield from self.paths_of_returns()
+
+    def paths_of_ops(self) -> Iterator[tuple[int, list[Path], list[Path], list[Path]]]:
+        """Yields each op with the ways of its operands to it, of what it reads of other devices, and of its results."""
         graph = self.graph
         for op, (state, times) in enumerate(zip(self.ops, graph.times().tolist(), strict=True)):
-            for value, need in zip(graph.operands(op).tolist(), state.operand_specs, strict=True):
-                yield self._between(value, op, self.specs[value], need, times)
-            yield from self._halos(op, state, times)
-            for value, comes in zip(graph.results(op), state.result_specs, strict=True):
-                yield self._between(value, None, comes, self.specs[value], times)
-        for value, wanted in zip(graph.returns, self.returned, strict=True):
+            read = zip(graph.operands(op).tolist(), state.operand_specs, strict=True)
+            given = zip(graph.results(op), state.result_specs, strict=True)
+            operands = [self._between(value, op, self.specs[value], need, times) for value, need in read]
+            results = [self._between(value, None, comes, self.specs[value], times) for value, comes in given]
+            yield op, operands, list(self._halos(op, state, times)), results
+
+    def paths_of_returns(self) -> Iterator[Path]:
+        """Yields the ways of what is returned."""
+        for value, wanted in zip(self.graph.returns, self.returned, strict=True):
             yield self._between(value, None, self.specs[value], wanted, 1)
 
-    def _halos(self, op: int, state: State, times: int) -> Iterator[tuple[Transfer, ...]]:
+    def _halos(self, op: int, state: State, times: int) -> Iterator[Path]:
         moved = halo_moves(self.graph.cls(op), state, self.sizes)
         values = self.graph.operands(op).tolist() if moved else []
         for operand, move in moved:
             spec = state.operand_specs[operand]
             yield (Transfer(values[operand], op, spec, spec, move, times),)
 
-    def _between(self, value: int, reader: int | None, source: Spec, target: Spec, times: int) -> tuple[Transfer, ...]:
+    def _between(self, value: int, reader: int | None, source: Spec, target: Spec, times: int) -> Path:
         kind = self.graph.type_of(value)
         steps = moves(kind.num_bytes, len(kind.shape), source, target, self.sizes)
         assert steps is not None, (value, reader, source, target)
