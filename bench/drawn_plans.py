@@ -96,9 +96,15 @@ def drawable(text: str, mesh: str) -> Drawable:
     with module.context, ir.Location.unknown():
         build_pass_manager(_RULES, module.context, remarks).run(module.operation)
         chooser = ChooseShardings(cluster="cpu8", mesh=mesh)
-        target = chooser.target(module.operation, remarks)
+        target = _packed(chooser.target(module.operation, remarks))
         program = with_offload(chooser.read(module.operation, target, remarks), target)
         return Drawable(module, program, target, build_choice(program, target))
+
+
+def _packed(target: Target) -> Target:
+    """Returns a target whose programs have their small collectives joined."""
+    device = replace(target.model.device, platform="tpu")
+    return replace(target, model=replace(target.model, device=device))
 
 
 def _preferring(problem: Problem, wanted: tuple[int, int]) -> Problem:

@@ -4,9 +4,8 @@ Reads     a localized program, and `rhino.packing` on its mesh: the most bytes o
           bucket. Without it, or without options, nothing is joined.
 Writes    for each bucket one collective of what its members send, laid out as rows one after the other, and what each
           member gave, taken out of the result. Ops are reordered where a bucket stands before what was read before.
-          Joined are all-reduces, reduce-scatters, all-gathers and all-to-alls of one kind, element type, reduction and
-          groups.
-Errors    none
+          Joined are all-reduces, reduce-scatters and all-gathers of one element type, reduction and groups.
+Errors    RHI-READ-005 no entry function
 Source    `rhino.strategies.cost.buckets` says which ones; Whale (arXiv:2011.09208) and TAP fuse gradients so.
 
 A row is what goes to one device, or comes from one: of an all-gather all that a device sends is one row, and there is
@@ -33,13 +32,12 @@ _DIMS: Final = {
     "stablehlo.all_reduce": ("", ""),
     "stablehlo.reduce_scatter": ("scatter_dimension", ""),
     "stablehlo.all_gather": ("", "all_gather_dim"),
-    "stablehlo.all_to_all": ("split_dimension", "concat_dimension"),
 }
-"""Collectives that are joined, and the attributes that name the dims which rows are cut from, and are put together at.
+"""The collectives of `rhino.strategies.cost.buckets.JOINED`, and which dims rows are cut from and put together at.
 
-They are empty where all that a device sends, or gets, is one row.
+These are names of attributes, empty where all that a device sends, or gets, is one row.
 """
-_ALIKE: Final = ("replica_groups", "use_global_device_ids", "split_count")
+_ALIKE: Final = ("replica_groups", "use_global_device_ids")
 """Attributes in which those that are joined agree."""
 _REDUCTION: Final = ("an op", "stablehlo.return")
 _ROWS, _COLUMNS = 0, 1
@@ -51,6 +49,7 @@ class PackCollectives(Pass):
     """Join small collectives of a device's program into few."""
 
     name: ClassVar[str] = "rhino-pack-collectives"
+    errors: ClassVar[tuple[str, ...]] = ("RHI-READ-005",)
 
     item_bytes: int = opt(0, "the most bytes of a collective that is joined; 0 takes what the mesh says")
     bucket_bytes: int = opt(0, "the most bytes of a bucket; 0 takes what the mesh says")

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from rhino.strategies.choice.sharding_plan import Path, ShardingPlan, Transfer
-from rhino.strategies.cost.buckets import Packing, buckets
+from rhino.strategies.cost.buckets import JOINED, Packing, buckets
 
 
 def sent_together(plan: ShardingPlan, packing: Packing | None) -> Iterator[tuple[Transfer, ...]]:
@@ -122,6 +122,6 @@ class _Lists:
         for one in path:
             kind = one.move.kind
             dtype = self.graph.type_of(one.value).dtype
-            key = None if kind == "collective_permute" else (kind, one.move.axes, dtype, monoid)
+            key = (kind, one.move.axes, dtype, monoid) if kind in JOINED else None
             node = self.open[-1].listed.add([node], one, key)
         return node

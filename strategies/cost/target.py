@@ -75,8 +75,7 @@ class Target:
 
 
 TARGETS: Final[dict[Platform, Target]] = {
-    # XLA:CPU of jaxlib 0.10.2 joins all-reduces as operands of one, and still waits for all devices once for each.
-    "cpu": Target("cpu", hoists=True, widens_halves=True, is_depth_first=True, is_packed=True),
+    "cpu": Target("cpu", hoists=True, widens_halves=True, is_depth_first=True),
     # JAX's documentation of `default_matmul_precision`: TF32 on NVIDIA GPUs that have it (compute capability 8.0 on).
     # Collectives have `-start` and `-done` in what XLA:GPU of jaxlib 0.10.2 compiles; the thresholds of its combiners
     # are the defaults in xla/service/collective_utils.h, 30 MiB each.
@@ -104,6 +103,7 @@ TARGETS: Final[dict[Platform, Target]] = {
         tile=(8, 128),
         selects=True,  # libtpu 0.0.51: the gradient of a loss by index is an `iota`, a comparison and a `select`
         updates_in_layouts=True,
+        is_packed=True,
     ),
 }
 """The targets by platform."""
