@@ -87,16 +87,18 @@ class Drawable:
         return plan
 
 
-def drawable(text: str, mesh: str) -> Drawable:
+def drawable(text: str, mesh: str, *, is_joined: bool = False) -> Drawable:
     """Returns the program in `text`, read for `mesh` on the host's devices; each is good for one plan.
 
-    What only its update reads may lie in host memory.
+    What only its update reads may lie in host memory. `is_joined` says that small collectives of its local program are
+    joined.
     """
     module, remarks = read_module(text.encode(), _FILE, make_context()), Remarks(_FILE)
     with module.context, ir.Location.unknown():
         build_pass_manager(_RULES, module.context, remarks).run(module.operation)
         chooser = ChooseShardings(cluster="cpu8", mesh=mesh)
-        target = _packed(chooser.target(module.operation, remarks))
+        target = chooser.target(module.operation, remarks)
+        target = _packed(target) if is_joined else target
         program = with_offload(chooser.read(module.operation, target, remarks), target)
         return Drawable(module, program, target, build_choice(program, target))
 
@@ -205,7 +207,7 @@ def _draw(value: Value, random: np.random.Generator) -> Host:
 
 def random_plan(text: bytes, name: str, seed: int, mood: str, mesh: str = "8") -> Planned:
     """Returns a random legal plan of the training step in `text` on at most eight devices."""
-    drawn = drawable(text.decode(), mesh)
+    drawn = drawable(text.decode(), mesh, is_joined=True)
     answer = drawn.answer(seed, mood)
     plan = drawn.write(answer)
     return Planned(drawn.module, localized_copy(drawn.module, name), plan, answer)
