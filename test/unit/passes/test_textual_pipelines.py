@@ -17,6 +17,7 @@ from rhino.passes.pipeline.split_scans import SplitScans
 from rhino.passes.registry import PARALLEL, PASSES, PIPELINES, build_named, known_names
 from rhino.passes.sharding.choose_shardings import ChooseShardings, PhaseTimes, ShardingChoice
 from rhino.passes.sharding.localize import Localize
+from rhino.passes.sharding.pack_collectives import PackCollectives
 from rhino.passes.sharding.op_rules import OpRules
 from rhino.passes.sharding.pin import PinShardings
 from rhino.passes.sharding.strip import Strip
@@ -155,7 +156,7 @@ def test_passes_and_pipelines_are_sorted_and_distinct():
                 NO_RULES,
             ),
         ),
-        ("localize", (Localize(),)),
+        ("localize", (Localize(), PackCollectives())),
     ],
 )
 def test_parses_and_prints_back(text: str, items: tuple[object, ...]):
