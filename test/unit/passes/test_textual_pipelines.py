@@ -17,8 +17,8 @@ from rhino.passes.pipeline.split_scans import SplitScans
 from rhino.passes.registry import PARALLEL, PASSES, PIPELINES, build_named, known_names
 from rhino.passes.sharding.choose_shardings import ChooseShardings, PhaseTimes, ShardingChoice
 from rhino.passes.sharding.localize import Localize
-from rhino.passes.sharding.pack_collectives import PackCollectives
 from rhino.passes.sharding.op_rules import OpRules
+from rhino.passes.sharding.pack_collectives import PackCollectives
 from rhino.passes.sharding.pin import PinShardings
 from rhino.passes.sharding.strip import Strip
 from rhino.passes.textual_pipelines import build_pass_manager, parse_pipeline
