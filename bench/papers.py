@@ -89,7 +89,7 @@ def _rows() -> dict[str, Row]:
     found["aceso-gpt-13b"] = Row("gpt", "gpt", 32, large)
     found["aceso-t5-11b"] = Row("t5-11b", "t5", 32, (("dtype", "f16"),))
     a_device = {"vgg-1m-classes": ("vgg-1m", 128), "dnabert": ("dnabert", 32), "unet-33m": ("unet", 16)}
-    a_device |= {"wav2vec2-large": ("wav2vec2", 4), "gnmt": ("gnmt", 128)}
+    a_device |= {"wav2vec2-large": ("wav2vec2", 4), "gnmt-8": ("gnmt", 128)}
     found |= {name: Row(name, roles, 8, (("batch", 8 * batch),)) for name, (roles, batch) in a_device.items()}
     return found
 

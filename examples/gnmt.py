@@ -37,7 +37,7 @@ class GNMTConfig:
 PRESETS: Final = {
     # Wu et al. (2016), sections 8.2 and 8.3, and Whale 5.2.1, which names no sizes: those of MLPerf training v0.5,
     # sentences of up to 50 pieces, 128 of them a device.
-    "gnmt": GNMTConfig(layers=8),
+    "gnmt-8": GNMTConfig(layers=8),
 }
 
 

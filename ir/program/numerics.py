@@ -118,8 +118,10 @@ def _all_operands(op: ir.Operation) -> Linear:
     return (frozenset(range(len(op.operands))),)
 
 
-def _widening(op: ir.Operation) -> Linear:
+def _exact(op: ir.Operation) -> Linear:
     source, target = (value.type.element_type for value in (op.operands[0], op.results[0]))
+    if source == target:
+        return (frozenset({0}),)
     both = isinstance(source, ir.FloatType) and isinstance(target, ir.FloatType)
     # Of one width, neither holds the other: bf16 reaches further, f16 is finer.
     return (frozenset({0}),) if both and source.width < target.width else ()
@@ -152,7 +154,7 @@ _RULES: Final[dict[str, Callable[[ir.Operation], Linear]]] = {
     "dynamic_slice": _always(_FIRST),
     "select": _always(frozenset({1, 2})),
     "concatenate": _all_operands,
-    "convert": _widening,
+    "convert": _exact,
     "divide": _float_division,
     "reduce": _sum,
     "pad": _zero_padding,

@@ -2,10 +2,11 @@
 
 Reads     any StableHLO / CHLO module with calls, composites and ops of Shardy's.
 Writes    the entry function with every call inlined, CHLO, composites, tuples and deprecated ops in plain terms,
-          reductions that start from their identity, branches as selections and loops, common subexpressions merged,
-          dead code gone, loops with values of their own (passes/frontend/loop_values.py) and no stacks that follow from
-          others (passes/frontend/loop_stashes.py), parts by hand over all axes (passes/frontend/manual_regions.py).
-          Debug notes of Shardy's propagation are gone. Locations stay; an inlined op's says where it was called.
+          reductions that start from their identity, tensors without elements as constants, branches as selections and
+          loops, common subexpressions merged, dead code gone, loops with values of their own
+          (passes/frontend/loop_values.py) and no stacks that follow from others (passes/frontend/loop_stashes.py),
+          parts by hand over all axes (passes/frontend/manual_regions.py). Debug notes of Shardy's propagation are gone.
+          Locations stay; an inlined op's says where it was called.
 Errors    RHI-READ-005 no entry function, RHI-READ-006 recursive calls, RHI-READ-007 calls of too many ops, RHI-READ-008
           a callee without a body, RHI-SHARD-001 a part by hand in another that cannot be honoured.
 """
@@ -24,6 +25,7 @@ from rhino.ir.program.identity import make_constant
 from rhino.ir.program.numerics import needless_start
 from rhino.passes.base import Pass, Remarks, opt
 from rhino.passes.frontend.branches import BRANCHES, split_branches
+from rhino.passes.frontend.empty_tensors import drop_empty_tensors
 from rhino.passes.frontend.inline import CALL, INLINE_ERRORS, inline_calls
 from rhino.passes.frontend.loop_stashes import shrink_stashes
 from rhino.passes.frontend.loop_values import compute_constants
@@ -56,6 +58,7 @@ class Normalize(Pass):
             _unpack_tuples(entry)
             split_branches(entry)
             ops = walk(entry.operation)
+        drop_empty_tensors(ops)
         for op, (by, identity) in [(op, found) for op in ops if op.name == REDUCE and (found := needless_start(op))]:
             _start_from_identity(op, by, identity)
         has_loops = any(op.name == WHILE for op in ops)

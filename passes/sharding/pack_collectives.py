@@ -39,7 +39,8 @@ These are names of attributes, empty where all that a device sends, or gets, is 
 """
 _ALIKE: Final = ("replica_groups", "use_global_device_ids")
 """Attributes in which those that are joined agree."""
-_REDUCTION: Final = ("an op", "stablehlo.return")
+_CHANNEL: Final = "channel_handle"
+"""With it groups are of other devices than without, so both have it or none."""
 _ROWS, _COLUMNS = 0, 1
 Value = ir.Value[Any]
 
@@ -164,12 +165,21 @@ def _key(op: ir.Operation) -> tuple[str, ...] | None:
     """Returns what two collectives have in common that may be one; None for any other op."""
     if op.name not in _DIMS or len(op.operands) != 1 or not _is_static(op.operands[0].type):
         return None
-    body = [inner.operation.name for region in op.regions for inner in region.blocks[0].operations]
-    if len(body) > len(_REDUCTION):
+    body = [inner.operation for region in op.regions for inner in region.blocks[0].operations]
+    if body and not _is_plain(body, op.regions[0].blocks[0]):
         return None  # a reduction of its own, whose order of arguments may count
     element = str(ir.RankedTensorType(op.operands[0].type).element_type)
     said = [str(op.attributes[name]) for name in _ALIKE if name in op.attributes]
-    return op.name, element, *body, *said
+    return op.name, element, *(inner.name for inner in body), *said, str(_CHANNEL in op.attributes)
+
+
+def _is_plain(body: Sequence[ir.Operation], block: ir.Block) -> bool:
+    """Says whether a reduction is by one op of its two arguments."""
+    return (
+        len(body) == 2
+        and list(body[0].operands) == list(block.arguments)
+        and list(body[1].operands) == list(body[0].results)
+    )
 
 
 def _is_static(kind: ir.Type) -> bool:

@@ -6,6 +6,7 @@ from itertools import chain, combinations
 from pathlib import Path
 
 import jax
+import mamba
 import numpy as np
 import pytest
 import two_tower
@@ -17,7 +18,7 @@ from models import zoo_step
 from planning import Reference, reference, run_on, tolerance
 from random_programs import program
 from training import export_step
-from zoo import TOWERS
+from zoo import MAMBA, TOWERS
 
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.mlir.bindings import make_context
@@ -34,6 +35,7 @@ from rhino.runtime.executor.executable import compile_module
 from rhino.strategies.microbatch.accumulation_border import near_side
 
 NUM_STEPS = 2
+SCANNED = mamba.model(dataclasses.replace(MAMBA, scan=True))
 PAIRS = two_tower.model(dataclasses.replace(TOWERS, pairs=True))
 ZOO = (
     "bert",
@@ -42,6 +44,7 @@ ZOO = (
     "gpt-dropout",
     "gpt-bf16",
     "llama-remat",
+    "mamba-scan",
     "mlp-dropout",
     "moe",
     "t5",
@@ -56,6 +59,8 @@ PRODUCTS = {"stablehlo.dot_general", "stablehlo.convolution"}
 def step(name: str) -> bytes:
     if name == "two-tower-pairs":
         return export_step(PAIRS).encode()
+    if name == "mamba-scan":  # scans over pairs leave tensors without elements
+        return export_step(SCANNED).encode()
     return text(STEPS[name]) if name in STEPS else zoo_step(name)
 
 
