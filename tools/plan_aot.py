@@ -70,7 +70,7 @@ class _Compiles:
         compiled = self.compile(code)
         self.compiler = compiled.compiler
         return compiled, compiled_step(
-            compiled.hlo, self.cluster, TARGETS[self.cluster.device.platform], compiled.untold
+            compiled.hlo, self.cluster, TARGETS[self.cluster.device.platform], compiled.unseen
         ).step_s
 
     def unstaged(self, module: ir.Module) -> Iterator[tuple[str, ...]]:

@@ -20,7 +20,7 @@ class Compiled:
     `peak_bytes` are arguments, results and temporaries as the compiler assigned them; `buffers` are the largest of the
     temporaries with the shapes that lie in them, largest first. `hlo` is the scheduled program. `compiler` names who
     compiled and its version, `is_finished` says whether it came to its end: all of this is known before code is made.
-    `untold` are the bytes of each transfer from host memory and to it that is no part of `hlo`, as a device has them;
+    `unseen` are the bytes of each transfer from host memory and to it that is no part of `hlo`, as a device has them;
     what lies there is no part of `peak_bytes`.
     """
 
@@ -30,7 +30,7 @@ class Compiled:
     compiler: str
     is_finished: bool
     processor_s: float
-    untold: tuple[int, ...] = ()
+    unseen: tuple[int, ...] = ()
 
 
 def assigned_bytes(assignment: str) -> int | None:

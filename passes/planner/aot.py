@@ -288,7 +288,7 @@ class Comparer:
         compiled, step, why = None, None, ""
         try:
             compiled = self.compile(as_run(code))
-            step = compiled_step(compiled.hlo, self.cluster, TARGETS[self.cluster.device.platform], compiled.untold)
+            step = compiled_step(compiled.hlo, self.cluster, TARGETS[self.cluster.device.platform], compiled.unseen)
         except RhinoError as error:
             why = error.what
         self.candidates.append(Candidate(name, form, found, code, compiled, step, why))

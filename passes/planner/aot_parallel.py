@@ -68,7 +68,7 @@ def compile_stages(plan: Plan, compile_: Compile) -> CompiledStages:
         outputs = (one for number, one in enumerate(program.outputs) if number not in taken_over)
         arrays = sum(local_bytes(one, step.mesh) for one in (*program.inputs, *outputs))
         temp_bytes.append(max(0, compiled.peak_bytes - arrays))
-        run_s.append(compiled_step(compiled.hlo, cluster, TARGETS[cluster.device.platform], compiled.untold).step_s)
+        run_s.append(compiled_step(compiled.hlo, cluster, TARGETS[cluster.device.platform], compiled.unseen).step_s)
     compiled_execution = replace(execution, run_s=tuple(run_s), temp_bytes=tuple(temp_bytes))
     simulation, kept = simulation_of(compiled_execution), plan.predicted.kept_bytes
     peaks = tuple(one.peak_bytes + kept[rank] for rank, one in enumerate(simulation.memory))

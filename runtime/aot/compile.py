@@ -128,12 +128,12 @@ def _compiled(code: bytes, target: CompileTarget) -> Compiled:
         if found is None:
             raise _refused(target, status, output, log.read_text(errors="replace"))
     peak_bytes, buffers, hlo = found
-    untold, there = _untold(code) if target.platform in _ONE_MEMORY else ((), 0)
+    unseen, there = _unseen(code) if target.platform in _ONE_MEMORY else ((), 0)
     is_finished = process.returncode == ExitCode.OK
-    return Compiled(peak_bytes - there, buffers, hlo, target.compiler, is_finished, seconds, untold)
+    return Compiled(peak_bytes - there, buffers, hlo, target.compiler, is_finished, seconds, unseen)
 
 
-def _untold(code: bytes) -> tuple[tuple[int, ...], int]:
+def _unseen(code: bytes) -> tuple[tuple[int, ...], int]:
     """Returns the bytes of each transfer from host memory and to it, and of all that lies there, for one device."""
     module = ir.Module.parse(code, make_context())
     entry, found = entry_function(module.operation), module_mesh(module.operation)

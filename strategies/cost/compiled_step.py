@@ -57,10 +57,10 @@ class CompiledStep:
         return self.kernels_s + self.exposed_s
 
 
-def compiled_step(text: str, cluster: Cluster, target: Target, untold: Sequence[int] = ()) -> CompiledStep:
+def compiled_step(text: str, cluster: Cluster, target: Target, unseen: Sequence[int] = ()) -> CompiledStep:
     """Returns what a compiled module takes on the first devices of a cluster, from its scheduled HLO text.
 
-    `untold` are bytes of transfers between host and device that the text does not have: nothing hides these.
+    `unseen` are bytes of transfers between host and device that the text does not have: nothing hides these.
     """
     program = parse_hlo(text)
     walk = _Walk(program, cluster, target)
@@ -69,7 +69,7 @@ def compiled_step(text: str, cluster: Cluster, target: Target, untold: Sequence[
         Sent(*key, Count(num, num_bytes), seconds) for key, (num, num_bytes, seconds) in sorted(run.sent.items())
     )
     model = CostModel(cluster.device, ())
-    exposed_s = run.now - run.kernels_s + sum(model.host_s(num_bytes) for num_bytes in untold)
+    exposed_s = run.now - run.kernels_s + sum(model.host_s(num_bytes) for num_bytes in unseen)
     return CompiledStep(run.kernels_s, exposed_s, run.flops, run.num_bytes, sent)
 
 
