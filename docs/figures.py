@@ -73,9 +73,9 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="list the figures that are out of date")
     parser.add_argument("pages", nargs="*", metavar="PAGE", help="of these pages; of all by default")
-    said = parser.parse_args(argv)
-    asked = [Path(name).resolve() for name in said.pages] or pages()
-    if not said.check:
+    options = parser.parse_args(argv)
+    asked = [Path(name).resolve() for name in options.pages] or pages()
+    if not options.check:
         for page in asked:
             page.write_text(written(page.read_text(encoding="utf-8")), encoding="utf-8")
         return 0

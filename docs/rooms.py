@@ -143,13 +143,13 @@ def main(argv: list[str]) -> int:
     """Writes the drawing and the table, or says whether they are up to date."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if one is stale")
-    said = parser.parse_args(argv)
+    options = parser.parse_args(argv)
     page = PAGE.read_text(encoding="utf-8")
     before, rest = page.split(_BEGIN)
     _, after = rest.split(_END)
     wanted = {PAGE: f"{before}{_BEGIN}\n{table()}\n{_END}{after}", SVG: drawing()}
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
-    if said.check:
+    if options.check:
         print(
             "\n".join(f"stale: {path.relative_to(ROOT)}; run docs/rooms.py" for path in stale),
             end="\n" if stale else "",

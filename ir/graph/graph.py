@@ -102,7 +102,7 @@ class Argument:
 
     name: str
     alias: int | None
-    memories: tuple[MemoryKind, ...] = ("device",)
+    memories: tuple[MemoryKind, ...] = (DEVICE,)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from rhino.ir.mlir.manual import copy_module
 from rhino.ir.mlir.reader import end_of, entry_function, maker_of
 
 MEMORY_KIND: Final = "mhlo.memory_kind"
-"""On an argument or result: its memory, by JAX's name of the kind; that of the device where nothing is said."""
+"""On an argument or result: its memory, by JAX's name of the kind; without it, that of the device."""
 
 SIDES: Final[tuple[Side, ...]] = ("arg", "res")
 

@@ -57,9 +57,9 @@ class PackCollectives(Pass):
 
     def run(self, module: ir.Operation, remarks: Remarks) -> None:
         """Joins collectives in place."""
-        said = packing_on(module)
-        item_bytes = self.item_bytes or (said.item_bytes if said else 0)
-        bucket_bytes = self.bucket_bytes or (said.bucket_bytes if said else item_bytes)
+        planned = packing_on(module)
+        item_bytes = self.item_bytes or (planned.item_bytes if planned else 0)
+        bucket_bytes = self.bucket_bytes or (planned.bucket_bytes if planned else item_bytes)
         if not item_bytes:
             return
         packing = Packing(item_bytes, bucket_bytes)
@@ -82,8 +82,8 @@ def write_packing(module: ir.Operation, packing: Packing | None) -> None:
 
 def packing_on(module: ir.Operation) -> Packing | None:
     """Returns what a module says of joining collectives; None where it says nothing."""
-    said = next((op.attributes[PACKING] for op in _meshes(module) if PACKING in op.attributes), None)
-    return None if said is None else Packing(*ir.DenseI64ArrayAttr(said))
+    sizes = next((op.attributes[PACKING] for op in _meshes(module) if PACKING in op.attributes), None)
+    return None if sizes is None else Packing(*ir.DenseI64ArrayAttr(sizes))
 
 
 def _meshes(module: ir.Operation) -> Iterator[ir.Operation]:
@@ -169,8 +169,8 @@ def _key(op: ir.Operation) -> tuple[str, ...] | None:
     if body and not _is_plain(body, op.regions[0].blocks[0]):
         return None  # a reduction of its own, whose order of arguments may count
     element = str(ir.RankedTensorType(op.operands[0].type).element_type)
-    said = [str(op.attributes[name]) for name in _ALIKE if name in op.attributes]
-    return op.name, element, *(inner.name for inner in body), *said, str(_CHANNEL in op.attributes)
+    groups = [str(op.attributes[name]) for name in _ALIKE if name in op.attributes]
+    return op.name, element, *(inner.name for inner in body), *groups, str(_CHANNEL in op.attributes)
 
 
 def _is_plain(body: Sequence[ir.Operation], block: ir.Block) -> bool:
