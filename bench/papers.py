@@ -1,8 +1,9 @@
 """How good autotuned plans are: against a grid of what experts would write down, under the same model.
 
 Cases are the rows of the papers' tables: GPT and GShard MoE of Rhino's Tables 1 and 2, each on as many V100s as there
-(`m8` has eight in a node, `s1` one), batch 64 and 256 in float32; Wide-ResNet of its Table 4, batch 4; GPT and T5 of
-Aceso's Table 2 on 32 V100s, batch 1024 in 16 bits. VGG, DNABERT and U-Net of Rhino's Table 3, wav2vec 2.0 of TAP's
+(`m8` has eight in a node, `s1` one), batch 64 and 256 in float32; Wide-ResNet of its Table 4, batch 4; of Aceso's
+Table 2 GPT and T5 on 32 V100s, batch 1024 in 16 bits, and Wide-ResNets on 1 to 32, batch 1536 in float32, whose batch
+norms take the statistics of a micro-batch. VGG, DNABERT and U-Net of Rhino's Table 3, wav2vec 2.0 of TAP's
 Table I and GNMT of Whale 5.2 are on eight devices, with the papers' batch on each. `--cases` also takes models of no
 such table: `gpt-1024 --no-experts` for the time that a deep step's search takes, a Mamba, a DLRM and Whale's M6; and
 `--devices` is for what they take on more of them.
@@ -62,12 +63,19 @@ NEAR: Final = 1.05
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row of a paper: a preset of `examples/export.py` with options, roles of `experts.py`, and devices."""
+    """A row of a paper: a preset of `examples/export.py` with options, roles of `experts.py`, and devices.
+
+    `passes` are the options of the passes, by name, that every plan of the row has, ours and the experts'.
+    """
 
     preset: str
     roles: str
     num_devices: int
     options: tuple[tuple[str, str | int | bool], ...] = ()
+    passes: tuple[tuple[str, str], ...] = ()
+
+
+_PART_STATISTICS: Final = (("batch-statistics", "per-part"),)
 
 
 def _rows() -> dict[str, Row]:
@@ -88,6 +96,10 @@ def _rows() -> dict[str, Row]:
     )
     found["aceso-gpt-13b"] = Row("gpt", "gpt", 32, large)
     found["aceso-t5-11b"] = Row("t5-11b", "t5", 32, (("dtype", "f16"),))
+    aceso_wide = {"wr-0.5b": 1, "wr-2.6b": 4, "wr-6b": 8, "wr-6.8b": 16, "wr-13b": 32}
+    sizes = ("0.5b", "2b", "4b", "6.8b", "13b")
+    for size, (preset, count) in zip(sizes, aceso_wide.items(), strict=True):
+        found[f"aceso-wr-{size}"] = Row(preset, "wide-resnet", count, (("batch", 1536),), _PART_STATISTICS)
     a_device = {"vgg-1m-classes": ("vgg-1m", 128), "dnabert": ("dnabert", 32), "unet-33m": ("unet", 16)}
     a_device |= {"wav2vec2-large": ("wav2vec2", 4), "gnmt-8": ("gnmt", 128)}
     found |= {name: Row(name, roles, 8, (("batch", 8 * batch),)) for name, (roles, batch) in a_device.items()}
@@ -242,7 +254,7 @@ def _expert(
     mesh = tuple(count for count, _ in roles)
     file = folder / "expert.toml"
     file.write_text(pins(case, module, mesh_of_shape(mesh), [role for _, role in roles]), encoding="utf-8")
-    evaluator = Evaluator(replace(setup, options={"constraints": str(file)}, schedules=("1f1b",)), folder)
+    evaluator = Evaluator(replace(setup, options={**setup.options, "constraints": str(file)}, schedules=("1f1b",)), folder)
 
     def evaluate(configs: Sequence[PlanConfig], cutoff_s: float) -> list[Outcome]:
         return [evaluator.outcome(config, cutoff_s) for config in configs]
@@ -267,7 +279,7 @@ def setup_of(row: Row, cluster: str) -> tuple[ir.Module, Setup]:
     module, _ = sharded(step_text(row), row.preset, "rhino-normalize")
     budget_bytes = float(load_cluster(cluster).device.usable_hbm_bytes)
     with module.context, ir.Location.unknown():
-        return module, Setup(bytecode(module), row.preset, cluster, budget_bytes, {})
+        return module, Setup(bytecode(module), row.preset, cluster, budget_bytes, dict(row.passes))
 
 
 def measure(case: str, cluster: Cluster, options: Options) -> Result:
