@@ -11,7 +11,7 @@ import pytest
 from training import export_step
 from zoo import ZOO
 
-NUM_SEEDS = 4
+NUM_SEEDS = 2
 
 PERCEPTRON = mlp.model(mlp.MLPConfig(sizes=(16, 16), batch=8, dropout=0.0, task="regress"))
 STEPS = {**ZOO, "perceptron": PERCEPTRON}
