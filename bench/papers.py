@@ -254,7 +254,9 @@ def _expert(
     mesh = tuple(count for count, _ in roles)
     file = folder / "expert.toml"
     file.write_text(pins(case, module, mesh_of_shape(mesh), [role for _, role in roles]), encoding="utf-8")
-    evaluator = Evaluator(replace(setup, options={**setup.options, "constraints": str(file)}, schedules=("1f1b",)), folder)
+    evaluator = Evaluator(
+        replace(setup, options={**setup.options, "constraints": str(file)}, schedules=("1f1b",)), folder
+    )
 
     def evaluate(configs: Sequence[PlanConfig], cutoff_s: float) -> list[Outcome]:
         return [evaluator.outcome(config, cutoff_s) for config in configs]
