@@ -316,7 +316,7 @@ def plans_that_split(text: str, op: str, mesh: str, seed: int = 0) -> Iterator[t
 
     It is a name, a program of which a plan can be drawn, and the node and the state that the plan must have.
     """
-    first = drawable(text, mesh)
+    first = drawable(text, mesh, is_joined=True)
     ways = [
         (number, place)
         for number, node in enumerate(first.choice.nodes)
@@ -328,7 +328,12 @@ def plans_that_split(text: str, op: str, mesh: str, seed: int = 0) -> Iterator[t
         drawn = np.random.default_rng(seed).permutation(len(ways))[:_MOST_WAYS]
         ways = [ways[way] for way in sorted(drawn.tolist())]
     for number, place in ways:
-        yield f"{first.choice.nodes[number].states[place].strategy}", drawable(text, mesh), number, place
+        yield (
+            f"{first.choice.nodes[number].states[place].strategy}",
+            drawable(text, mesh, is_joined=True),
+            number,
+            place,
+        )
 
 
 def try_form(form: Form, seed: int, mesh: str) -> tuple[bool, str]:

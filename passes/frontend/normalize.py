@@ -2,8 +2,9 @@
 
 Reads     any StableHLO / CHLO module with calls, composites and ops of Shardy's.
 Writes    the entry function with every call inlined, CHLO, composites, tuples and deprecated ops in plain terms,
-          reductions that start from their identity, tensors without elements as constants, branches as selections and
-          loops, common subexpressions merged, dead code gone, loops with values of their own
+          reductions that start from their identity, slices and updates of whole dims that start at zero, tensors
+          without elements as constants, branches as selections and loops, common subexpressions merged, dead code gone,
+          loops with values of their own
           (passes/frontend/loop_values.py) and no stacks that follow from others (passes/frontend/loop_stashes.py),
           parts by hand over all axes (passes/frontend/manual_regions.py). Debug notes of Shardy's propagation are gone.
           Locations stay; an inlined op's says where it was called.
@@ -21,7 +22,7 @@ from rhino.ir.graph.graph import REDUCE, WHILE
 from rhino.ir.mlir.bindings import func, ir, passmanager, stablehlo
 from rhino.ir.mlir.reader import entry_function, maker_of, walk
 from rhino.ir.mlir.shardings import module_meshes
-from rhino.ir.program.identity import make_constant
+from rhino.ir.program.identity import is_constant, make_constant
 from rhino.ir.program.numerics import needless_start
 from rhino.passes.base import Pass, Remarks, opt
 from rhino.passes.frontend.branches import BRANCHES, split_branches
@@ -61,6 +62,8 @@ class Normalize(Pass):
         drop_empty_tensors(ops)
         for op, (by, identity) in [(op, found) for op in ops if op.name == REDUCE and (found := needless_start(op))]:
             _start_from_identity(op, by, identity)
+        for op in ops:
+            _start_at_zero(op)
         has_loops = any(op.name == WHILE for op in ops)
         del ops  # no handle of an op outlives what erases it
         _nested(module, "symbol-dce,func.func(cse)")
@@ -82,6 +85,8 @@ _LEGALIZE = (
 
 
 _ELEMENT: Final = "stablehlo.get_tuple_element"
+_FIRST_STARTS: Final = {"stablehlo.dynamic_slice": 1, "stablehlo.dynamic_update_slice": 2}
+"""The number of the first operand that says where a window starts."""
 _APART: Final = frozenset({CALL, _ELEMENT, *BRANCHES})
 """Ops that are taken apart, beside those of Shardy."""
 
@@ -116,6 +121,19 @@ def _start_from_identity(op: ir.Operation, by: str, identity: float) -> None:
         with ir.InsertionPoint.after(op):
             joined = ir.Operation.create(by, [kind], [result, repeated])
     result.replace_all_uses_except(joined.results[0], joined)
+
+
+def _start_at_zero(op: ir.Operation) -> None:
+    """Takes the starts that a slice or its update need not read: a window of a whole dim starts at zero."""
+    first = _FIRST_STARTS.get(op.name)
+    if first is None:
+        return
+    window = op.results[0] if first == 1 else op.operands[1]
+    sizes = zip(ir.RankedTensorType(op.operands[0].type).shape, ir.RankedTensorType(window.type).shape, strict=True)
+    for dim, (whole, part) in enumerate(sizes):
+        if whole == part and not is_constant(start := op.operands[first + dim], 0):
+            with ir.InsertionPoint(op), op.location:
+                op.operands[first + dim] = make_constant(start.type, 0)
 
 
 def _nested(module: ir.Operation, pipeline: str) -> None:
