@@ -33,7 +33,7 @@ _DIMS: Final = {
     "stablehlo.reduce_scatter": ("scatter_dimension", ""),
     "stablehlo.all_gather": ("", "all_gather_dim"),
 }
-"""The collectives of `rhino.strategies.cost.buckets.JOINED`, and which dims rows are cut from and put together at.
+"""The collectives of `rhino.strategies.cost.target.JOINED`, and which dims rows are cut from and put together at.
 
 These are names of attributes, empty where all that a device sends, or gets, is one row.
 """

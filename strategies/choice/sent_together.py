@@ -11,7 +11,8 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from rhino.strategies.choice.sharding_plan import Path, ShardingPlan, Transfer
-from rhino.strategies.cost.buckets import JOINED, Packing, buckets
+from rhino.strategies.cost.buckets import Packing, buckets
+from rhino.strategies.cost.target import JOINED
 
 
 def sent_together(plan: ShardingPlan, packing: Packing | None) -> Iterator[tuple[Transfer, ...]]:

@@ -18,12 +18,6 @@ from typing import Final
 
 from rhino.strategies.cost.cost_model import CostModel, collective_s
 
-JOINED: Final = frozenset({"all_reduce", "reduce_scatter", "all_gather"})
-"""What is joined.
-
-Permutations and all-to-alls bring activations, few at a time; and of an all-to-all of a concatenation XLA:CPU exchanges
-the parts.
-"""
 _COPIES: Final = 2
 """How often what is joined is read and written again: into the bucket, and out of it."""
 _LAUNCHES: Final = 4

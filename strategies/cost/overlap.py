@@ -5,8 +5,12 @@ that reads the weight. So what hides it is what is computed from the first produ
 one that reads it. Nothing else is hidden: what products give to each other is moved between them, and reductions are
 waited for, or joined into few at the end of the step.
 
-What follows from a gradient is read by no product. Where collectives are not joined, a new weight is gathered while the
-backward pass goes on: from when its gradient is there to when the next one is.
+What follows from a gradient is read by no product. Where its collectives are not joined with others, a new weight is
+gathered while the backward pass goes on: from when its gradient is there to when the next one is.
+
+What is joined pays its part of a bucket's launch, as its bytes are of a full one, or of all that there is to send: the
+members of a full bucket pay one launch. What products give each other pays a launch of its own: what it is joined with
+depends on the whole plan, and is seldom much, as each waits for those before.
 
 So the windows of a step are apart, and all together hide no more than is computed. In a loop, they are those of a trip.
 Read from what libtpu 0.0.51 compiles for v5e-8, and XLA:GPU of jaxlib 0.10.2 for h100x8 (GPT of two and four layers,
@@ -21,6 +25,7 @@ from itertools import accumulate
 from typing import Final
 
 from rhino.ir.graph.graph import HANDS_ON, WHILE, YIELD, Graph
+from rhino.strategies.cost.buckets import packing_of
 from rhino.strategies.cost.cost_model import PRODUCTS, CostModel, Window
 
 _ORDERED: Final = PRODUCTS | {"stablehlo.gather", "stablehlo.scatter", "stablehlo.sort", "stablehlo.custom_call"}
@@ -35,13 +40,13 @@ class Windows:
 
     Shapes: `is_weight` [values] is what no product makes, `gradients` [values] the seconds that what no product reads
     may be on its way, None for anything else. `readers` [ops] are those that a weight may be on its way to an op, None
-    where that hands it on. Where collectives are joined, `joined_bytes` are sent together.
+    where that hands it on. `joined_bytes` [values] are sent together with a value, none where it is sent alone.
     """
 
     is_weight: list[bool]
     gradients: list[float | None]
     readers: list[float | None]
-    joined_bytes: int
+    joined_bytes: list[int]
 
     def window(self, value: int, reader: int | None) -> Window | None:
         """Returns the window of a value on its way to a reader, or to where it lies or is returned if that is None.
@@ -52,21 +57,26 @@ class Windows:
             seconds = self.gradients[value]
         else:
             seconds = None if reader is None else self.readers[reader]
-        return None if seconds is None else Window(seconds, self.joined_bytes)
+        return None if seconds is None else Window(seconds, self.joined_bytes[value])
 
 
 def windows(graph: Graph, model: CostModel, op_s: Sequence[float]) -> Windows | None:
     """Returns the windows of a graph whose ops take `op_s` in a step [ops].
 
-    The result is None where nothing is hidden.
+    The result is None where nothing is hidden, and nothing is joined.
     """
-    if not model.target.hides_gathers(model.device):
+    target, packing = model.target, packing_of(model)
+    is_hidden = target.hides_gathers(model.device)
+    if not is_hidden and packing is None:
         return None
-    order = _Order(graph, [0.0, *accumulate(op_s)])
+    sizes = [graph.types[number].num_bytes for number in graph.value_type.tolist()]
+    most = packing.bucket_bytes if packing else target.joined_bytes
+    is_joined = [bool(most) and (packing is None or size <= packing.item_bytes) for size in sizes]
+    order = _Order(graph, [0.0, *accumulate(op_s)] if is_hidden else [0.0] * (graph.num_ops + 1))
     is_weight = order.weights()
-    gradients = order.gradients(is_weight, is_joined="reduce_scatter" in model.target.joined)
-    joined_bytes = min(model.target.joined_bytes, order.read_bytes(is_weight))
-    return Windows(is_weight, gradients, order.readers(is_weight), joined_bytes)
+    together = min(most, order.read_bytes(is_joined))
+    joined_bytes = [together * one for one in is_joined]
+    return Windows(is_weight, order.gradients(is_weight, is_joined), order.readers(is_weight), joined_bytes)
 
 
 class _Order:
@@ -89,15 +99,11 @@ class _Order:
                 found[value] = sources[position] and self.loops[op].kept[position] if name == WHILE else is_given
         return found
 
-    def read_bytes(self, is_weight: Sequence[bool]) -> int:
-        """Returns the bytes of all weights that products read, in all trips of loops and in all layers."""
-        read = {
-            value: self.times[op]
-            for op, name in enumerate(self.names)
-            for value in (self.operands[op] if name in PRODUCTS else ())
-            if is_weight[value]
-        }
-        return sum(times * self.graph.type_of(value).num_bytes for value, times in read.items())
+    def read_bytes(self, is_counted: Sequence[bool]) -> int:
+        """Returns the bytes of those arguments among some values that products read, however many ops lie between."""
+        is_read = self._read_by_products()
+        arguments = range(len(self.graph.arguments))
+        return sum(self.graph.type_of(value).num_bytes for value in arguments if is_read[value] and is_counted[value])
 
     def readers(self, is_weight: Sequence[bool]) -> list[float | None]:
         """Returns the seconds in which weights may be on their way to each op: to the first product behind it [ops]."""
@@ -121,14 +127,14 @@ class _Order:
                 first[value] = min(first[value], behind)
         return room
 
-    def gradients(self, is_weight: Sequence[bool], *, is_joined: bool) -> list[float | None]:
+    def gradients(self, is_weight: Sequence[bool], is_joined: Sequence[bool]) -> list[float | None]:
         """Returns the seconds in which what no product reads may be on its way, none where it is joined [values]."""
         is_read, makers = self._read_by_products(), self._makers()
-        room = [0.0] * self.graph.num_ops if is_joined else self._room_behind(is_read)
+        room = self._room_behind(is_read)
         found: list[float | None] = [None] * self.graph.num_values
         for value, maker in enumerate(makers):
             if not is_read[value] and not is_weight[value]:
-                found[value] = room[maker] if maker >= 0 else 0.0
+                found[value] = 0.0 if maker < 0 or is_joined[value] else room[maker]
         return found
 
     def _read_by_products(self) -> list[bool]:

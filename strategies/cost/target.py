@@ -13,6 +13,13 @@ from rhino.ir.cluster.hardware import Device, Platform
 Fusion = Literal["cheap", "products", "all"]
 """What a compiler computes in each kernel that reads it: what is cheap, that and products, or all that can be."""
 
+JOINED: Final = frozenset({"all_reduce", "reduce_scatter", "all_gather"})
+"""What is sent together with others of its kind.
+
+Permutations and all-to-alls bring activations, few at a time; and of an all-to-all of a concatenation XLA:CPU exchanges
+the parts.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -21,7 +28,8 @@ class Target:
     `f32_products` says in what element type, and in how many passes, products of f32 are computed, by the precision of
     their operands: "default" (StableHLO's DEFAULT), "high" and "highest". `hides_gathers_on` are beginnings of devices'
     kinds on which gathers of weights go on while something is computed. Collectives of the kinds in `joined` are sent
-    together with others of their kind, at most `joined_bytes` at a time, where these need not wait for each other.
+    together with others of their kind, where these need not wait for each other: by the compiler, at most
+    `joined_bytes` at a time, or where `is_packed` before it sees them, small ones alone (strategies/cost/buckets.py).
     `hoists` says whether what is the same each time round a loop is computed before it, gathers of weights among it.
     `widens_halves` says whether arithmetic on bf16 and f16 is done, and kept in memory, in f32.
 
@@ -33,8 +41,6 @@ class Target:
     `fusion` says what is computed in one kernel (strategies/memory/fusion.py). `tile` are the rows and the columns to
     whose multiples two dims of a tensor are padded (strategies/memory/tiles.py). `updates_in_layouts` says whether
     arguments are copied to the layouts of their updates (strategies/memory/layout_copies.py).
-
-    `is_packed` says whether small collectives are joined before the compiler sees them (strategies/cost/buckets.py).
     """
 
     platform: Platform
@@ -42,6 +48,7 @@ class Target:
     hides_gathers_on: tuple[str, ...] = ()
     joined: frozenset[str] = frozenset()
     joined_bytes: int = 0
+    is_packed: bool = False
     hoists: bool = False
     widens_halves: bool = False
     is_depth_first: bool = False
@@ -51,7 +58,6 @@ class Target:
     tile: tuple[int, int] = (1, 1)
     selects: bool = False
     updates_in_layouts: bool = False
-    is_packed: bool = False
 
     def hides_gathers(self, device: Device) -> bool:
         """Says whether gathers of weights go on while a device computes."""
@@ -83,7 +89,7 @@ TARGETS: Final[dict[Platform, Target]] = {
         "gpu",
         f32_products={"default": ("tf32", 1), "high": ("tf32", 1)},
         hides_gathers_on=("",),
-        joined=frozenset({"all_gather", "reduce_scatter", "all_reduce"}),
+        joined=JOINED,
         joined_bytes=30 * 2**20,
         slack=0.2,
         fusion="all",
@@ -97,13 +103,14 @@ TARGETS: Final[dict[Platform, Target]] = {
         "tpu",
         f32_products={"default": ("bf16", 1), "high": ("bf16", 3), "highest": ("bf16", 6)},
         hides_gathers_on=("TPU v5e", "TPU v5 lite"),
+        joined=JOINED,
+        is_packed=True,
         slack=0.2,
         expands_selections=False,
         fusion="products",
         tile=(8, 128),
         selects=True,  # libtpu 0.0.51: the gradient of a loss by index is an `iota`, a comparison and a `select`
         updates_in_layouts=True,
-        is_packed=True,
     ),
 }
 """The targets by platform."""

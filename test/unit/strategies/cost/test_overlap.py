@@ -5,6 +5,7 @@ from snippets import program_of
 
 from rhino.ir.cluster.cluster import load_cluster, mesh_axes
 from rhino.ir.graph.spec import PARTIAL, REPLICATED, all_specs, split
+from rhino.strategies.cost.buckets import packing_of
 from rhino.strategies.cost.compiled_step import compiled_step
 from rhino.strategies.cost.cost_model import CostModel, Window, reshard_seconds, step_seconds
 from rhino.strategies.cost.overlap import windows
@@ -83,14 +84,31 @@ def test_a_new_weight_is_gathered_until_the_next_gradient_is_there_unless_reduct
         assert [window_s(windows_, value, None) for value in values] == seconds
 
 
-@pytest.mark.parametrize(("platform", "num_bytes"), [("tpu", 0), ("gpu", 30 << 20)])
-def test_gpus_join_collectives_up_to_a_threshold_or_all_that_there_is(platform, num_bytes):
-    _, windows_ = found(platform)
+def test_gpus_join_collectives_up_to_a_threshold_or_all_that_there_is():
     batch = 8192 * 1024 * 4
-    assert windows_.joined_bytes == min(num_bytes, 3 * WHOLE + batch)
-    small = STEP.replace("8192x", "8x")
-    whole = windows(program_of(small).graph, model_of(platform), SECONDS)
-    assert whole.joined_bytes == min(num_bytes, 3 * WHOLE + batch // 1024)
+    assert set(found("gpu")[1].joined_bytes) == {min(30 << 20, 3 * WHOLE + batch)}
+    small = windows(program_of(STEP.replace("8192x", "8x")).graph, model_of("gpu"), SECONDS)
+    assert set(small.joined_bytes) == {3 * WHOLE + batch // 1024}
+
+
+@pytest.mark.parametrize("cluster", ["tpu", "v5p-8", "v6e-8"])
+def test_tpus_join_small_collectives_up_to_a_bucket_or_all_small_ones_that_there_are(cluster):
+    model = model_of(cluster, (4,) if cluster == "v5p-8" else (8,))
+    packing = packing_of(model)
+    assert packing is not None
+    rows = packing.item_bytes // (1024 * 4)  # of the batch: as many as may be joined
+    graph = program_of(STEP.replace("8192x", f"{rows}x")).graph
+    windows_ = windows(graph, model, SECONDS)
+    assert packing.item_bytes < WHOLE
+    assert [windows_.joined_bytes[value] for value in (0, W1)] == [rows * 1024 * 4, 0]
+    assert [window_s(windows_, W1, op) for op in (0, 1)] == [0.0, 11.0 if cluster == "tpu" else 0.0]
+
+
+def test_what_is_joined_waits_for_the_other_gradients():
+    tiny = STEP.replace("1024x1024", "64x64").replace("8192x1024", "8192x64")
+    graph = program_of(tiny).graph
+    windows_ = windows(graph, model_of("tpu"), SECONDS)
+    assert [window_s(windows_, graph.results(op)[0], None) for op in (5, 7, 9, 12, 11, 10)] == [0.0] * 6
 
 
 def test_what_products_give_each_other_is_waited_for():
@@ -98,9 +116,8 @@ def test_what_products_give_each_other_is_waited_for():
     assert [window_s(windows_, graph.results(op)[0], op + 1) for op in (0, 1, 2, 3, 4)] == [None] * 5
 
 
-@pytest.mark.parametrize("cluster", ["cpu8", "v5p-8", "v6e-8"])
-def test_elsewhere_nothing_is_hidden(cluster):
-    assert windows(program_of(STEP).graph, model_of(cluster, (4,)), SECONDS) is None
+def test_hosts_hide_and_join_nothing():
+    assert windows(program_of(STEP).graph, model_of("cpu8", (4,)), SECONDS) is None
 
 
 S = "tensor<4x1024x1024xf32>"
