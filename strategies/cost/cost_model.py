@@ -151,7 +151,7 @@ def collective_s(axis: MeshAxis, kind: str, num_bytes: float) -> float:
 class Window(NamedTuple):
     """What is known of a tensor that others need not wait for while it is on its way.
 
-    For so many seconds something is computed. So many bytes are sent together, of this tensor and others; none if alone.
+    For so many seconds something is computed. So many bytes are sent together, of it and others; none if it is alone.
     """
 
     seconds: float
@@ -170,8 +170,8 @@ def reshard_seconds(
     """Returns the seconds to reshard a tensor from each given spec to each needed one [given, needed].
 
     They are infinite where there is no path. `is_narrow` says that it is moved in elements half as wide. With a window,
-    gathers are hidden by what is computed meanwhile, and collectives that are joined take their part
-    of the time of the first byte.
+    gathers are hidden by what is computed meanwhile, and collectives that are joined take their part of the time of the
+    first byte.
     """
     affine, which = _affine(model, tuple(given), tuple(needed), is_narrow)
     fixed, slope, gather_fixed, gather_slope, joined = affine.T
