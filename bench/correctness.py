@@ -29,6 +29,7 @@ from planning import Reference, reference
 from random_programs import random_steps, try_program
 from report import Options, Question, key, option, run
 from small_programs import draw
+from stranger_models import STRANGERS, stranger_text
 
 from rhino.runtime.executor.devices import request_host_devices
 from rhino.strategies.pipeline.schedules import SCHEDULES
@@ -59,12 +60,13 @@ def _prepare() -> None:
 def plans(options: Options) -> Iterator[Tried]:
     """Localize plans of example models that nobody would choose, and compare two steps with one device.
 
-    How plans are drawn, and what the moods are: `drawn_plans.py`. The exit code is 1 if a plan differs from one device,
+    All collectives are joined that may be, whatever they send. How plans are drawn, and what the moods are:
+    `drawn_plans.py`. The exit code is 1 if a plan differs from one device,
     cannot be localized, or predicts other collectives than the local program has.
     """
     _prepare()
     for name in options.models:
-        text = step_text(name)
+        text = stranger_text(name) if name in STRANGERS else step_text(name)
         expected = reference(text, name, num_steps=2)
         for mesh, seed, mood in product(options.meshes, options.seeds, options.moods):
             yield tried(f"{name} on {mesh} seed {seed} {mood}", try_plan, text, name, seed, mood, mesh, expected)
@@ -140,16 +142,19 @@ def oracles(options: Options) -> Iterator[Tried]:
 def pipelines(options: Options) -> Iterator[dict[str, Any]]:
     """Compare plans of example models in stages with one device.
 
-    Each model runs some steps under every schedule, with several stages and micro-batches. Printed are what the plan
-    says (idle share, transfers), and how far the results of the steps are from those of one device. The exit code is 1
-    where one differs, or schedules that sum in one order do not give the same bits.
+    Each model runs some steps under every schedule, with several stages and micro-batches. With `--joined` all
+    collectives of each program are joined that may be, which takes a `--mesh` of several devices. Printed are what the
+    plan says (idle share, transfers), and how far the results of the steps are from those of one device. The exit code
+    is 1 where one differs, or schedules that sum in one order do not give the same bits.
     """
     request_host_devices(8, os.environ)
     for name in options.models:
         text = step_text(name)
         expected = reference(text, name, options.steps)
         for stages, micro_batches, schedule in product(options.stages, options.micro_batches, SCHEDULES):
-            yield _pipeline(text, name, Setting(stages, micro_batches, schedule, options.mesh), expected)
+            yield _pipeline(
+                text, name, Setting(stages, micro_batches, schedule, options.mesh), expected, options.joined
+            )
 
 
 def scans(options: Options) -> Iterator[Tried]:
@@ -181,9 +186,9 @@ def fused(options: Options) -> Iterator[Tried]:
             yield tried(f"seed {seed}: {cut}{' remat' if setting.remat else ''}", drawn_fused.try_staged, form, setting)
 
 
-def _pipeline(text: bytes, name: str, setting: Setting, expected: Reference) -> dict[str, Any]:
+def _pipeline(text: bytes, name: str, setting: Setting, expected: Reference, is_joined: bool) -> dict[str, Any]:
     made = plan(text, name, setting)
-    steps = run_pipeline(made, expected.inputs, len(expected.results))
+    steps = run_pipeline(made, expected.inputs, len(expected.results), is_joined=is_joined)
     found, timeline = difference(made, steps, expected, name), made.simulation.timeline
     return {
         "model": name,
@@ -227,7 +232,7 @@ _STAGED: Final = {
     "bits": key("bits"),
 }
 _PLANS: Final = (
-    option("--models", ["mlp", "mlp-dropout", "two-tower", "gpt"], "names of models.py"),
+    option("--models", ["mlp", "mlp-dropout", "two-tower", "gpt"], "names of models.py and stranger_models.py"),
     option("--meshes", ["8", "2x4"], "as in rhino-opt --mesh, each of at most 8 devices"),
     option("--seeds", range(3), "draws of a plan"),
     option("--moods", list(MOODS), "see drawn_plans.py"),
@@ -250,6 +255,7 @@ _PIPELINES: Final = (
     option("--micro-batches", [4, 8], "numbers of micro-batches"),
     option("--mesh", "1", "of a rank"),
     option("--steps", 3, "that are compared"),
+    option("--joined", False, "with collectives joined"),
 )
 _SCANS: Final = (option("--seeds", range(40), "steps and how they are cut"),)
 _ORACLE: Final = (option("--seeds", range(1000), "programs"), option("--budgets", False, "under budgets too"))

@@ -51,6 +51,8 @@ _RULES = "rhino-normalize,func.func(sdy-populate-op-sharding-rules)"
 _FILE = "drawn.mlir"
 _LIMITS = Limits(table_entries=1 << 18, rounds=())
 """Any legal plan will do: on several axes that of a few sweeps, without a bound."""
+_ENDLESS: Final = 1e18
+"""Bytes per second."""
 _REWARD = -1000.0
 """Far below all costs of a small program together, so that a state with it is chosen if it is legal at all."""
 
@@ -90,8 +92,8 @@ class Drawable:
 def drawable(text: str, mesh: str, *, is_joined: bool = False) -> Drawable:
     """Returns the program in `text`, read for `mesh` on the host's devices; each is good for one plan.
 
-    What only its update reads may lie in host memory. `is_joined` says that small collectives of its local program are
-    joined.
+    What only its update reads may lie in host memory. `is_joined` says that all collectives of its local program are
+    joined that may be, whatever they send.
     """
     module, remarks = read_module(text.encode(), _FILE, make_context()), Remarks(_FILE)
     with module.context, ir.Location.unknown():
@@ -104,9 +106,11 @@ def drawable(text: str, mesh: str, *, is_joined: bool = False) -> Drawable:
 
 
 def _packed(target: Target) -> Target:
-    """Returns a target whose programs have their small collectives joined."""
-    device = replace(target.model.device, platform="tpu")
-    return replace(target, model=replace(target.model, device=device))
+    """Returns a target whose programs have collectives joined as if memory and links took no time."""
+    model = target.model
+    device = replace(model.device, platform="tpu", hbm_bytes_per_s=_ENDLESS)
+    axes = tuple(replace(axis, bytes_per_s=_ENDLESS) for axis in model.axes)
+    return replace(target, model=replace(model, device=device, axes=axes))
 
 
 def _preferring(problem: Problem, wanted: tuple[int, int]) -> Problem:

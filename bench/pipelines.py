@@ -6,24 +6,29 @@ import hashlib
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 import jax
 import numpy as np
 from planning import Reference, tolerance
 
-from rhino.ir.mlir.bindings import make_context
+from rhino.ir.mlir.bindings import ir, make_context
 from rhino.ir.mlir.reader import read_module
 from rhino.ir.plan.plan import Plan, Source
 from rhino.passes.base import Remarks
 from rhino.passes.pipeline.split_scans import SplitScans
 from rhino.passes.planner.staged_plan import StagedPlan, make_staged_plan
 from rhino.passes.registry import PARALLEL, build_named
+from rhino.passes.sharding.pack_collectives import PackCollectives
 from rhino.passes.textual_pipelines import build_pass_manager
 from rhino.runtime.executor.compare import Difference, differences, worst
 from rhino.runtime.executor.executable import Host
 from rhino.runtime.executor.executor import Argument, Executor, devices_of_ranks
 from rhino.strategies.pipeline.schedules import SCHEDULES
 from rhino.tools.run_plan import leaves_of, pieces_of, signature_of
+
+_ALL: Final = 1 << 50
+"""Bytes that no collective sends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +77,23 @@ def plan(text: bytes, name: str, setting: Setting) -> StagedPlan:
     return make_staged_plan(module, Source(name, ""), setting.cluster, 2**62, {**options, "schedule": setting.schedule})
 
 
-def run(made: StagedPlan, inputs: Sequence[Host], num_steps: int) -> list[list[Host]]:
-    """Returns every result of every step [steps][results] on this process's devices."""
+def run(made: StagedPlan, inputs: Sequence[Host], num_steps: int, *, is_joined: bool = False) -> list[list[Host]]:
+    """Returns every result of every step [steps][results] on this process's devices.
+
+    `is_joined` says that in each program all collectives are joined that may be.
+    """
     step = made.execution.step
-    with Executor(step, made.execution.modules, devices_of_ranks(step, jax.devices())) as executor:
+    modules = {name: _joined(text, name) if is_joined else text for name, text in made.execution.modules.items()}
+    with Executor(step, modules, devices_of_ranks(step, jax.devices())) as executor:
         taken = executed_steps(executor, made.plan, inputs, num_steps)
         return [[*leaves_of(made.plan, dict(enumerate(map(np.array, results)))).values()] for _, results in taken]
+
+
+def _joined(text: str, name: str) -> ir.Module:
+    module = read_module(text.encode(), name, make_context())
+    with module.context, ir.Location.unknown():
+        PackCollectives(_ALL, _ALL).run(module.operation, Remarks(name))
+    return module
 
 
 def executed_steps(

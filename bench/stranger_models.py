@@ -373,3 +373,10 @@ STRANGERS: Final[Mapping[str, Callable[[], Stranger]]] = {
     "haiku-graphs": _haiku_graphs,
 }
 """By the library that each is written in."""
+
+
+def stranger_text(name: str) -> bytes:
+    """Returns the training step of a model by name as StableHLO text."""
+    made = STRANGERS[name]()
+    text: str = jax.jit(made.step, donate_argnums=0).lower(made.state, made.batch).as_text(debug_info=True)
+    return text.encode()
