@@ -9,6 +9,7 @@ from typing import Final
 
 from rhino.ir.cluster.cluster import load_cluster
 from rhino.ir.cluster.mesh import mesh_of_shape, parse_mesh
+from rhino.ir.diagnostics import RhinoError
 from rhino.ir.units import parse_size
 from rhino.passes.analysis.annotate_candidates import AnnotateCandidates
 from rhino.passes.analysis.annotate_work import AnnotateWork
@@ -21,7 +22,9 @@ from rhino.passes.layout.choose_layouts import ChooseLayouts
 from rhino.passes.layout.materialize_strides import MaterializeStrides
 from rhino.passes.layout.pad import PadDims, refuse_pads
 from rhino.passes.pipeline.fold_layers import FoldLayers
-from rhino.passes.pipeline.micro_batch import MicroBatch
+from rhino.passes.pipeline.micro_batch import BATCH, MicroBatch
+from rhino.passes.pipeline.part_statistics import num_statistics_parts
+from rhino.passes.pipeline.parted_statistics import PartedStatistics
 from rhino.passes.pipeline.pipeline_stages import PipelineStages
 from rhino.passes.pipeline.rematerialize import Rematerialize, parse_remat
 from rhino.passes.pipeline.split_scans import SplitScans
@@ -50,6 +53,7 @@ PASSES: Final[tuple[type[Pass], ...]] = (
     OpRules,
     PackCollectives,
     PadDims,
+    PartedStatistics,
     PinShardings,
     PipelineStages,
     Rematerialize,
@@ -87,15 +91,19 @@ class NamedPipeline:
 PARALLEL: Final = "auto-parallel"
 """The pipeline that ends in a step in stages."""
 
-_CHOICE: Final = (ChooseLayouts, PinShardings, PadDims, OpRules, Rematerialize, MixedPrecision)
+_CHOICE: Final = (ChooseLayouts, PinShardings, PadDims, OpRules, Rematerialize, MixedPrecision, PartedStatistics)
 
 
 def _auto_shard(options: Mapping[str, str]) -> tuple[Item, ...]:
-    choose, pin, pad, rules, again, amp = make_passes(_CHOICE, options, "auto-shard")
+    choose, pin, pad, rules, again, amp, parted = make_passes(_CHOICE, options, "auto-shard")
+    if not _is_parted(options) and (unused := [name for name in BATCH if options.get(name)]):
+        what = f"'{unused[0]}' is given, and the batch is taken whole"
+        raise RhinoError("RHI-PASS-001", what, fix="add --micro-batches, or --batch-statistics=N-parts")
     return (
         Normalize(),  # First: shardings are chosen across calls, and dead or doubled ops would count as work.
         *((amp,) if "amp" in options else ()),  # Before all that looks at bytes.
-        rules,  # Before Shardy's own rules, which spare what has one.
+        rules,  # Before Shardy's own rules, which spare what has one, and before the batch is followed through them.
+        *_parted_first(parted, options),  # Before all that looks at sizes.
         pad,  # Before all that looks at sizes.
         *((again,) if "remat" in options else ()),  # Before the search, which sees how long values live.
         "func.func(sdy-populate-op-sharding-rules)",  # Before the search, which reads in them what ops can split.
@@ -105,7 +113,25 @@ def _auto_shard(options: Mapping[str, str]) -> tuple[Item, ...]:
     )
 
 
-BEFORE_CHOICE: Final = (MicroBatch, PinShardings, PadDims, OpRules, Rematerialize, MixedPrecision)
+def _is_parted(options: Mapping[str, str]) -> bool:
+    """Says whether statistics of parts are asked for that are no micro-batches."""
+    return num_statistics_parts(options.get("batch-statistics", "")) > 0
+
+
+def _parted_first(parted: Pass, options: Mapping[str, str]) -> tuple[Pass, ...]:
+    """Returns the pass that takes such statistics, where it has something to do; micro-batches come after it."""
+    return (parted,) if _is_parted(options) else ()
+
+
+BEFORE_CHOICE: Final = (
+    MicroBatch,
+    PinShardings,
+    PadDims,
+    OpRules,
+    Rematerialize,
+    MixedPrecision,
+    PartedStatistics,
+)
 
 
 def before_choice(options: Mapping[str, str]) -> tuple[Item, ...]:
@@ -113,12 +139,14 @@ def before_choice(options: Mapping[str, str]) -> tuple[Item, ...]:
 
     It is in micro-batches if `options` has their number.
     """
-    micro, pin, pad, rules, again, amp = make_passes(BEFORE_CHOICE, options, PARALLEL)
+    micro, pin, pad, rules, again, amp, parted = make_passes(BEFORE_CHOICE, options, PARALLEL)
     return (
         Normalize(),  # First: custom calls may stand in functions that are called.
         *((amp,) if "amp" in options else ()),  # As for auto-shard; once for all micro-batches.
         rules,  # Before the batch is followed through them.
-        *((micro, Normalize()) if "num" in options else ()),  # Again, for the loop that is new.
+        *_parted_first(parted, options),
+        # Again, for the loop that is new.
+        *((micro, Normalize()) if "num" in options else ()),
         pad,  # Before all that looks at sizes; the batch is divided by its own.
         # As for auto-shard; after the batch is divided, for shares are of a micro-batch.
         *((again,) if "remat" in options else ()),
@@ -151,12 +179,13 @@ _STAGED: Final = (
     SplitStages,
     Rematerialize,
     MixedPrecision,
+    PartedStatistics,
 )
 
 
 def _auto_parallel(options: Mapping[str, str]) -> tuple[Item, ...]:
     refuse_pads(options)
-    micro, choose, pin, rules, stages, split, again, amp = make_passes(_STAGED, options, PARALLEL)
+    micro, choose, pin, rules, stages, split, again, amp, parted = make_passes(_STAGED, options, PARALLEL)
     assert isinstance(choose, ChooseShardings)
     assert isinstance(stages, PipelineStages)
     assert isinstance(again, Rematerialize)
@@ -179,6 +208,7 @@ def _auto_parallel(options: Mapping[str, str]) -> tuple[Item, ...]:
     shard = shard if rank.num_devices > 1 or choose.offload else ()  # of one device, for what lies in host memory
     divide: tuple[Item, ...] = (
         rules,  # Before the batch is followed through them.
+        *_parted_first(parted, options),
         # A loop of one trip would refuse what stands for the whole batch.
         *((micro,) if stages.stages > 1 or micro.num > 1 else ()),
     )
@@ -206,12 +236,16 @@ def _localize(options: Mapping[str, str]) -> tuple[Item, ...]:
     return make_passes((Localize, PackCollectives), options, "localize")  # Joined are collectives that are written.
 
 
+_DIVIDED: Final = (MicroBatch, OpRules, MixedPrecision, PartedStatistics)
+
+
 def _micro_batch(options: Mapping[str, str]) -> tuple[Item, ...]:
-    micro, rules, amp = make_passes((MicroBatch, OpRules, MixedPrecision), options, "micro-batch")
+    micro, rules, amp, parted = make_passes(_DIVIDED, options, "micro-batch")
     return (
         Normalize(),  # First: custom calls may stand in functions that are called.
         *((amp,) if "amp" in options else ()),  # Parameters are converted once for all micro-batches.
         rules,  # Before the batch is followed through them.
+        *_parted_first(parted, options),
         micro,
     )
 
@@ -253,7 +287,7 @@ PIPELINES: Final[dict[str, NamedPipeline]] = {
     ),
     "micro-batch": NamedPipeline(
         "Take the batch in parts: a loop that accumulates gradients, and then applies them.",
-        (MicroBatch, OpRules, MixedPrecision),
+        _DIVIDED,
         _micro_batch,
         {"amp": ("", _AMP)},
     ),

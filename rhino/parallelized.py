@@ -309,7 +309,8 @@ def parallelize(
         batch: names of arguments that have the batch at dim 0, or NAME:DIM; left out, it is found.
         batch_statistics: "per-part" takes sums over the batch that examples need (normalization, balance losses) of
             each micro-batch: what is computed is then a step with such statistics. "per-part:NAME" those of ops with
-            such names.
+            such names. "8-parts" takes those of each of 8 equal parts of the batch, whatever the micro-batches are, as
+            data parallelism by hand does on 8 devices.
         amp: "bf16" computes in bf16 what is written in f32, with parameters, optimizer states and sums in f32: what is
             computed is then that step. "bf16:sums" sums up gradients of parameters in bf16, too.
         offload: True lets arguments that only their update reads, as moments of optimizers, lie in host memory, where

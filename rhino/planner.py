@@ -20,10 +20,13 @@ from rhino.ir.plan.leaves import leaf_groups
 from rhino.ir.plan.plan import SHARD, Plan, device_bytes, dims_between_calls
 from rhino.ir.units import PEAK, format_bytes
 from rhino.keywords import in_keywords
-from rhino.passes.base import Remarks
+from rhino.passes.base import Remarks, make_passes
 from rhino.passes.frontend.normalize import Normalize
 from rhino.passes.frontend.stage_marks import BOUNDARY, num_marked_stages
 from rhino.passes.layout.pad import refuse_pads
+from rhino.passes.pipeline.micro_batch import BATCH
+from rhino.passes.pipeline.part_statistics import num_statistics_parts
+from rhino.passes.pipeline.parted_statistics import PartedStatistics
 from rhino.passes.pipeline.rematerialize import refuse_several
 from rhino.passes.planner.aot import LOCALIZED, SEARCHED, Comparer, Judged, first_form
 from rhino.passes.planner.aot_parallel import CompilerFor, Compiles, compilers_of
@@ -57,6 +60,9 @@ _SEARCHED: Final = (
     "offload",
 )
 """Options that hold whatever stages, mesh and micro-batches are found."""
+
+_REWRITING: Final = ("amp", *BATCH)
+"""Options by which a step is made another one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,11 +113,13 @@ def adopt_plan(traced: Traced, plan: Plan, cluster: str | None, op_rules: str) -
 
 def rewritten_step(traced: Traced, plan: Plan) -> bytes:
     """Returns the program of which a plan is to give the answer, where that is not `traced`; else nothing."""
-    amp = plan.options.get("amp", "")
-    if not amp:
+    options = {name: text for name, text in plan.options.items() if name in _REWRITING}
+    if not options.get("amp") and not num_statistics_parts(options.get("batch-statistics", "")):
         return b""
     module = read_traced(traced, make_context())
-    build_pass_manager([Normalize(), MixedPrecision(amp)], module.context, Remarks(traced.name)).run(module.operation)
+    amp, parted = make_passes((MixedPrecision, PartedStatistics), options, "the plan")
+    passes = [Normalize(), *((amp,) if "amp" in options else ()), parted]
+    build_pass_manager(passes, module.context, Remarks(traced.name)).run(module.operation)
     return bytecode(module)
 
 
@@ -129,7 +137,8 @@ def _planned(traced: Traced, options: PlanOptions) -> Planned:
             options = replace(options, mesh=mesh_of_shape((max(1, options.shared // options.num_ranks),)))
     if options.is_open or options.is_staged:
         refuse_pads({"pad": "; ".join(options.pad), "constraints": options.constraints})
-    of_parts = {"batch": options.batch, "batch_statistics": options.batch_statistics}
+    is_parted = num_statistics_parts(options.batch_statistics) > 0
+    of_parts = {} if is_parted else {"batch": options.batch, "batch_statistics": options.batch_statistics}
     given = ["schedule"] if options.schedule else []
     given += [name for name, one in of_parts.items() if one and options.micro_batches is None]
     unused = given[0] if given else ""
@@ -140,7 +149,8 @@ def _planned(traced: Traced, options: PlanOptions) -> Planned:
         )
     if options.micro_batches == 1 and not options.is_open and not options.is_staged:
         # A loop of one trip would refuse arguments that have no batch.
-        options = replace(options, micro_batches=None, batch="", batch_statistics="")
+        options = replace(options, micro_batches=None)
+        options = options if is_parted else replace(options, batch="", batch_statistics="")
     in_stages = options.is_staged and not options.is_open
     module = read_traced(traced, make_context())
     request = options.request(shapes(traced, module))

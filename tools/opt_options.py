@@ -16,6 +16,7 @@ from rhino.ir.request.constraints import parse_forbid, parse_pad, parse_pin, par
 from rhino.ir.units import parse_size
 from rhino.passes.base import Item, Pass, option_names, read_options
 from rhino.passes.layout.pad import refuse_pads
+from rhino.passes.pipeline.part_statistics import num_statistics_parts
 from rhino.passes.planner.request import COMPARE, MEMORY, MOST_COMPILES
 from rhino.passes.precision.mixed_precision import check_amp
 from rhino.passes.registry import PARALLEL, PASSES, PIPELINES, build_named
@@ -132,7 +133,7 @@ def parse_command_line(argv: Sequence[str]) -> argparse.Namespace:
         )
     if options.num is not None and not any("num" in _takes(name) for name, _ in options.steps):
         if options.num == 1 and any(name == "auto-shard" for name, _ in options.steps):
-            options.num = options.batch = options.batch_statistics = None  # one part is the whole batch
+            take_whole(options)
         else:
             options.steps = [("micro-batch", ""), *options.steps]
     _check_parallel(options)
@@ -201,12 +202,19 @@ def _check_parallel(options: argparse.Namespace) -> None:
         settle(options)
 
 
+def take_whole(options: argparse.Namespace) -> None:
+    """Forgets one micro-batch, which is the whole batch, and what is said of it; statistics may be of other parts."""
+    options.num = None
+    if not num_statistics_parts(options.batch_statistics or ""):
+        options.batch = options.batch_statistics = None
+
+
 def make_one_program(options: argparse.Namespace) -> None:
     """Makes of a command line for a plan of one stage, of which nothing is open, that for one program."""
     options.is_decided = options.searches = options.makes_plan = False
     options.stages = options.ranks = options.chunks = options.schedule = options.tolerance = None
     if options.num == 1:
-        options.num = options.batch = options.batch_statistics = None  # one part is the whole batch
+        take_whole(options)
     shard = [*([("micro-batch", "")] if options.num else []), ("auto-shard", "")]
     options.steps = [one for name, text in options.steps for one in (shard if name == PARALLEL else [(name, text)])]
     options.makes_file = options.plan is not None and {name for name, _ in options.steps} in _ONE_PROGRAM
@@ -403,8 +411,9 @@ def _add_steps(group: argparse._ArgumentGroup) -> None:
     add(
         "--batch-statistics",
         metavar="per-part[:N]",
-        help="sums over the batch that examples need (normalization, balance losses) are of each micro-batch; of ops "
-        "with names like N alone, several with ; between",
+        help="sums over the batch that examples need (normalization, balance losses) are of each micro-batch; with "
+        "8-parts in place of per-part, of each of 8 equal parts of the batch, as on so many devices; of ops with names "
+        "like N alone, several with ; between",
     )
     add(
         "--remat",

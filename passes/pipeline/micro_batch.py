@@ -94,8 +94,9 @@ class MicroBatch(Pass):
     no_batch: str = opt("", "NAME, several with ; between: arguments that have no batch")
     batch_statistics: str = opt(
         "",
-        "per-part: sums over the batch that examples need may be of each micro-batch; per-part:NAME, several with ; "
-        "between: those of ops with such names",
+        "per-part: sums over the batch that examples need may be of each micro-batch; N-parts: of each of N equal "
+        "parts of the batch, whatever the micro-batches are; per-part:NAME or N-parts:NAME, several with ; between: "
+        "those of ops with such names",
     )
     widen: bool = opt(True, "accumulate sums of 16-bit floats in f32")
 

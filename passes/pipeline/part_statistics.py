@@ -13,6 +13,7 @@ part they become a product and a quotient.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -29,29 +30,43 @@ from rhino.strategies.microbatch.time_axis import Marks, Phase, Propagation
 _PER_PART: Final = "per-part"
 """What asks for statistics of each micro-batch; patterns of names of ops may follow a colon."""
 
+_NUM_PARTS: Final = re.compile(r"([1-9][0-9]*)-parts")
+"""What asks for those of a number of equal parts of the batch (passes/pipeline/parted_statistics.py)."""
+
 _STATISTIC: Final = "rhino.statistic"
 """On a conversion that changes nothing, what it stands for."""
-_SUM, _EXTREME, _SHARE = "sum", "extreme", "share"
+_SUM, EXTREME, SHARE = "sum", "extreme", "share"
 
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Which sums over the batch each micro-batch may take for itself: all, or those of ops with names like these."""
+    """Which sums over the batch each part may take for itself: all, or those of ops with names like these.
+
+    `num_parts` is how many equal parts the batch has, 0 where micro-batches are the parts.
+    """
 
     patterns: tuple[str, ...] | None
+    num_parts: int = 0
+
+    @property
+    def per_part(self) -> str:
+        """The text that asks for the same of each micro-batch."""
+        return _PER_PART if self.patterns is None else f"{_PER_PART}:{'; '.join(self.patterns)}"
 
     def marks(self, program: Program) -> Marks:
         """Returns the ops of a program that are marked, and those that may be statistics."""
-        kinds = {number: _kind(op) for number, op in enumerate(program.ops) if _STATISTIC in op.attributes}
+        kinds = {number: kind_of(op) for number, op in enumerate(program.ops) if _STATISTIC in op.attributes}
         return Marks(
             frozenset(number for number, op in enumerate(program.ops) if COPY in op.attributes),
             frozenset(number for number, op in enumerate(program.ops) if self.allows(op)),
-            frozenset(number for number, kind in kinds.items() if kind != _SHARE),
-            frozenset(number for number, kind in kinds.items() if kind == _SHARE),
+            frozenset(number for number, kind in kinds.items() if kind != SHARE),
+            frozenset(number for number, kind in kinds.items() if kind == SHARE),
         )
 
     def allows(self, op: ir.Operation) -> bool:
-        """Says whether what an op sums up over the batch may be of each part."""
+        """Says whether what an op sums up over the batch may be of each micro-batch."""
+        if self.num_parts:
+            return False  # those are taken before
         if self.patterns is None:
             return True
         name = name_of(op.location)
@@ -66,14 +81,24 @@ def parse_statistics(text: str, file: str) -> Statistics:
     """
     how, colon, names = text.partition(":")
     patterns = tuple(name.strip() for name in names.split(";") if name.strip())
-    if text and (how.strip() != _PER_PART or (colon and not patterns)):
+    numbered = _NUM_PARTS.fullmatch(how.strip())
+    if text and ((how.strip() != _PER_PART and not numbered) or (colon and not patterns)):
         raise RhinoError(
             "RHI-BATCH-008",
             f"batch statistics '{text}' are not known",
             Place(file),
-            fix=f"give {_PER_PART}, or {_PER_PART}:NAME;NAME with patterns of the names of ops",
+            fix=f"give {_PER_PART}, or N-parts; or one of these and :NAME;NAME, patterns of the names of ops",
         )
-    return Statistics(patterns if colon or not text else None)
+    return Statistics(patterns if colon or not text else None, int(numbered[1]) if numbered else 0)
+
+
+def num_statistics_parts(text: str, file: str = "") -> int:
+    """Returns of how many equal parts of the batch an option asks for statistics, 0 where it says nothing of that.
+
+    Raises:
+        RhinoError: RHI-BATCH-008.
+    """
+    return parse_statistics(text, file).num_parts
 
 
 def mark_statistics(program: Program, found: Propagation) -> None:
@@ -95,11 +120,11 @@ def mark_statistics(program: Program, found: Propagation) -> None:
         assert state is not None
         for value in graph.results(op):
             made = value_of(program, value)
-            converted = _mark(made, _SUM if state.monoid == "add" else _EXTREME)
+            converted = _mark(made, _SUM if state.monoid == "add" else EXTREME)
             made.replace_all_uses_except(converted.results[0], converted)
             own[value] = converted.results[0]
     for value, readers in shared.items():
-        share = _mark(own[value] if value in own else value_of(program, value), _SHARE).results[0]
+        share = _mark(own[value] if value in own else value_of(program, value), SHARE).results[0]
         for reader, position in readers:
             reader.operands[position] = share
 
@@ -108,11 +133,11 @@ def settle_statistics(entry: ir.Operation, parts: int) -> tuple[ir.Location, ...
     """Writes what the conversions stand for into the program of a part; returns where its own values are made."""
     places = []
     for op in [op for op in walk(entry) if _STATISTIC in op.attributes]:
-        value, kind = op.operands[0], _kind(op)
-        if kind != _SHARE:
+        value, kind = op.operands[0], kind_of(op)
+        if kind != SHARE:
             places.append(op.location)
         with ir.InsertionPoint(op), op.location:
-            if kind == _SHARE:
+            if kind == SHARE:
                 value = stablehlo.DivOp(value, make_constant(value.type, parts)).result
             elif kind == _SUM:
                 value = stablehlo.MulOp(value, make_constant(value.type, parts)).result
@@ -121,7 +146,8 @@ def settle_statistics(entry: ir.Operation, parts: int) -> tuple[ir.Location, ...
     return tuple(places)
 
 
-def _kind(op: ir.Operation) -> str:
+def kind_of(op: ir.Operation) -> str:
+    """Returns what the conversion of a statistic stands for."""
     return str(ir.StringAttr(op.attributes[_STATISTIC]).value)
 
 

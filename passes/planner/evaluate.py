@@ -28,12 +28,14 @@ from rhino.ir.mlir.reader import entry_function
 from rhino.ir.program.accumulation import accumulation_loop
 from rhino.ir.program.program import Program, read_program
 from rhino.ir.units import PEAK, format_bytes
-from rhino.passes.base import Item, Remarks
+from rhino.passes.base import Item, Remarks, make_passes
 from rhino.passes.frontend.stage_marks import BOUNDARY
 from rhino.passes.layout.choose_layouts import viewed_copy
 from rhino.passes.pipeline.divider import Divider
 from rhino.passes.pipeline.fold_layers import FoldedLayers, FoldLayers
 from rhino.passes.pipeline.micro_batch import BATCH, MicroBatch, batch_size
+from rhino.passes.pipeline.part_statistics import num_statistics_parts
+from rhino.passes.pipeline.parted_statistics import PartedStatistics
 from rhino.passes.pipeline.rematerialize import Rematerialize, Rematerializer
 from rhino.passes.pipeline.split_scans import SplitScans, find_layers
 from rhino.passes.precision.mixed_precision import MixedPrecision
@@ -100,6 +102,9 @@ Large ones take memory.
 _AMP: Final = "amp"
 """The option that changes the types of a step before it is folded."""
 
+_STATISTICS: Final = "batch-statistics"
+"""The option that changes a step before it is folded where it asks for those of parts that are no micro-batches."""
+
 _OFFLOAD: Final = "offload"
 """The option that leaves it to the choice of shardings what lies in host memory."""
 
@@ -127,14 +132,21 @@ class Setup:
 
 
 def in_own_types(setup: Setup) -> Setup:
-    """Returns a setup whose step computes in the types that were asked for, so that its layers can be folded."""
-    if not setup.options.get(_AMP):
+    """Returns a setup whose step computes in the types that were asked for, so that its layers can be folded.
+
+    So are statistics of parts of its batch.
+    """
+    is_parted = num_statistics_parts(setup.options.get(_STATISTICS, ""), setup.file) > 0
+    if not setup.options.get(_AMP) and not is_parted:
         return setup
     context = make_context()
     module = ir.Module.parse(setup.module, context)
-    amp = MixedPrecision(amp=setup.options[_AMP])
-    build_pass_manager([amp], context, Remarks(setup.file)).run(module.operation)
-    others = {name: text for name, text in setup.options.items() if name != _AMP}
+    own = {name: text for name, text in setup.options.items() if name in (_AMP, *BATCH)}
+    amp, parted = make_passes((MixedPrecision, PartedStatistics), own, setup.file)
+    made = [*((amp,) if setup.options.get(_AMP) else ()), *((parted,) if is_parted else ())]
+    build_pass_manager(made, context, Remarks(setup.file)).run(module.operation)
+    done = {_AMP, _STATISTICS} if is_parted else {_AMP}
+    others = {name: text for name, text in setup.options.items() if name not in done}
     return replace(setup, module=bytecode(module), options=others)
 
 

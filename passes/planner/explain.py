@@ -25,6 +25,7 @@ from rhino.ir.plan.plan import (
 )
 from rhino.ir.plan.timeline import render
 from rhino.ir.units import format_bytes, format_seconds, peak_text
+from rhino.passes.pipeline.part_statistics import num_statistics_parts
 from rhino.passes.planner.plan_rows import (
     alike,
     host_seconds,
@@ -118,8 +119,10 @@ def _host_lines(plan: Plan) -> list[str]:
 
 def answer_lines(plan: Plan) -> list[str]:
     """Returns a line for each thing that a plan was asked to compute in another way than the step is written."""
+    parts = num_statistics_parts(plan.options.get("batch-statistics", ""))
+    of = f"of {parts} equal parts of the batch" if parts else "micro-batch"
     texts = {
-        "batch-statistics": "that of a step whose statistics are of each micro-batch",
+        "batch-statistics": f"that of a step whose statistics are of each {of}",
         "amp": "that of a step whose f32 products and activations are in 16 bits, and its parameters and update in f32",
     }
     return [f"  answer {text} ({name}={plan.options[name]})" for name, text in texts.items() if plan.options.get(name)]

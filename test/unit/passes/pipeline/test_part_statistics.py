@@ -1,10 +1,16 @@
-"""Statistics of each micro-batch: what is computed is the step that is written for a micro-batch."""
+"""Statistics of each part of a batch: what is computed is the step that is written for a part.
+
+Parts are micro-batches, or equal parts of a batch that is taken whole.
+"""
+
+from functools import cache
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from traffic import splitting_cluster
 
 import rhino
 from rhino.ir.diagnostics import RhinoError
@@ -149,18 +155,33 @@ def inputs():
 
 def divided(loss, parts, options="batch-statistics=per-part"):
     """What a step in micro-batches gives, and the remarks of the pass."""
+    return passed(loss, f"rhino-micro-batch{{num={parts} {options}}}")
+
+
+def parted(loss, parts, names=""):
+    """What a step with statistics of parts gives whose batch is taken whole, and the remarks of the pass."""
+    return passed(loss, f'rhino-parted-statistics{{batch-statistics="{parts}-parts{names}"}}')
+
+
+def passed(loss, pipeline):
     given, remarks = inputs(), Remarks("step.mlir")
     lowered = jax.jit(make_step(loss), donate_argnums=0, keep_unused=True).lower(*given)
     module = read_module(lowered.as_text(debug_info=True).encode(), "step.mlir", make_context())
-    build_pass_manager(f"rhino-micro-batch{{num={parts} {options}}}", module.context, remarks).run(module.operation)
+    build_pass_manager(pipeline, module.context, remarks).run(module.operation)
     assert module.operation.verify()
     return compile_module(module, jax.devices()[:1]).run(
         [jnp.asarray(leaf) for leaf in jax.tree.leaves(given)]
     ), remarks
 
 
-def same(found, expected, limit=1e-5):
-    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+@cache
+def by_hand_in_parts(name, parts=1):
+    """What the step gives that is written for parts."""
+    return jax.tree.map(np.asarray, jax.jit(make_step(MODELS[name], parts))(*inputs()))
+
+
+def same(found, wanted, limit=1e-5):
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(one, other, rtol=limit, atol=limit)
 
 
@@ -168,15 +189,36 @@ def same(found, expected, limit=1e-5):
 @pytest.mark.parametrize("name", MODELS)
 def test_the_step_is_the_one_that_is_written_for_a_micro_batch(name, parts):
     found, remarks = divided(MODELS[name], parts)
-    same(found, jax.jit(make_step(MODELS[name], parts))(*inputs()))
+    same(found, by_hand_in_parts(name, parts))
     assert any("a statistic of each micro-batch" in str(one) for one in remarks.items)
+
+
+@pytest.mark.parametrize("parts", [2, 8])
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "scanned"])
+def test_of_a_whole_batch_it_is_the_step_that_is_written_for_a_part(name, parts):
+    found, remarks = parted(MODELS[name], parts)
+    same(found, by_hand_in_parts(name, parts))
+    assert any(f"a statistic of each of {parts} parts of the batch" in str(one) for one in remarks.items)
+
+
+def test_a_loop_over_layers_is_refused_where_the_batch_is_taken_whole():
+    with pytest.raises(RhinoError, match=r"RHI-BATCH-009.*while") as error:
+        parted(scanned, 4)
+    assert "--micro-batches" in str(error.value)
+
+
+def test_names_say_which_statistics_are_of_a_part_of_a_whole_batch():
+    with pytest.raises(RhinoError, match=r"RHI-BATCH-004.*second"):
+        parted(perceptron, 4, ":*first*")
+    found, _ = parted(perceptron, 4, ":*first*; *second*")
+    same(found, by_hand_in_parts("perceptron", 4))
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_statistics_of_the_batch_are_others(name):
     found, _ = divided(MODELS[name], 4)
     with pytest.raises(AssertionError):
-        same(found, jax.jit(make_step(MODELS[name]))(*inputs()))
+        same(found, by_hand_in_parts(name))
 
 
 def test_nothing_is_taken_of_a_part_that_is_waited_for_behind_the_loop():
@@ -194,7 +236,7 @@ def test_names_say_which_statistics_are_of_a_part():
         divided(perceptron, 4, "batch-statistics=per-part:*first*")
     assert "--batch-statistics=per-part" in str(error.value)
     found, _ = divided(perceptron, 4, 'batch-statistics="per-part:*first*; *second*"')
-    same(found, jax.jit(make_step(perceptron, 4))(*inputs()))
+    same(found, by_hand_in_parts("perceptron", 4))
 
 
 def test_a_refusal_names_the_sum_and_its_line():
@@ -204,20 +246,43 @@ def test_a_refusal_names_the_sum_and_its_line():
     assert "test_part_statistics.py" in str(error.value)
 
 
-@pytest.mark.parametrize("text", ["per-batch", "per-part:"])
+@pytest.mark.parametrize("text", ["per-batch", "per-part:", "0-parts", "parts", "4-parts:"])
 def test_other_words_are_refused(text):
     with pytest.raises(RhinoError, match="RHI-BATCH-008"):
         divided(perceptron, 2, f"batch-statistics={text}")
 
 
+PER_PART = {"batch_statistics": "per-part", "micro_batches": 4}
+
+
 @pytest.mark.parametrize(
-    "options", [{"micro_batches": 4, "mesh": "2x2"}, {"stages": 2, "micro_batches": 4, "mesh": "2"}], ids=["one", "two"]
+    ("name", "options"),
+    [
+        ("perceptron", {**PER_PART, "mesh": "2x2"}),
+        ("experts", {**PER_PART, "mesh": "2x2"}),
+        ("perceptron", {**PER_PART, "mesh": "2", "stages": 2}),
+        ("experts", {**PER_PART, "mesh": "2", "stages": 2}),
+        ("experts", {"batch_statistics": "4-parts", "mesh": "4", "batch": "x:0", "verify": True}),
+        ("perceptron", {"batch_statistics": "4-parts", "mesh": "2", "stages": 2, "micro_batches": 2}),
+    ],
+    ids=["one", "one-experts", "two", "two-experts", "whole", "two-of-parts"],
 )
-@pytest.mark.parametrize("name", ["perceptron", "experts"])
 def test_sharded_and_in_stages_it_is_the_same_step(name, options):
-    step = rhino.parallelize(
-        make_step(MODELS[name]), cluster="cpu4", donate_argnums=0, batch_statistics="per-part", **options
-    )
-    expected = jax.jit(make_step(MODELS[name], 4))(*inputs())
-    same(step(*inputs()), expected)
-    assert "statistics are of each micro-batch (batch-statistics=per-part)" in step.plan(*inputs()).explain()
+    step = rhino.parallelize(make_step(MODELS[name]), cluster="cpu4", donate_argnums=0, **options)
+    same(step(*inputs()), by_hand_in_parts(name, 4))
+    text = options["batch_statistics"]
+    of = "micro-batch" if text == "per-part" else "of 4 equal parts of the batch"
+    assert f"statistics are of each {of} (batch-statistics={text})" in step.plan(*inputs()).explain()
+
+
+def test_where_parts_lie_on_devices_of_their_own_fewer_sums_are_sent(tmp_path):
+    file = tmp_path / "splitting.toml"
+    file.write_text(splitting_cluster(), encoding="utf-8")
+    plans = [
+        rhino.parallelize(
+            make_step(perceptron), cluster=file, mesh="8", axis_roles={"x": "batch"}, batch_statistics=text
+        ).plan(*inputs())
+        for text in ("", "8-parts")
+    ]
+    of_all, of_parts = [sum(one.count for one in plan.facts.sharding.costs) for plan in plans]
+    assert of_all - of_parts >= 2 * 4  # a mean and a variance of each layer, forward and backward
