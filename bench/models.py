@@ -2,7 +2,7 @@
 
 NAME            of examples/zoo.py: so small that XLA's rounding of buffers shows
 NAME-mid        compiled by XLA in seconds, with tensors large enough that nothing small counts
-NAME-real       of experts.py: layers of a real size, but few of them; GPT of more layers and in a loop, and ViT, too
+NAME-real       of experts.py: layers of a real size, but few of them; GPT of more layers and in a loop, ViT, ResNet50
 NAME-sixes      all sizes are multiples of six, for meshes that are no powers of two
 NAME-staged     several layers, and a batch that micro-batches divide
 """
@@ -102,6 +102,7 @@ _REAL: Final[Mapping[str, tuple[str, Sizes]]] = {
     **{f"gpt-{layers}-real": ("gpt", {"layers": layers}) for layers in (4, 8, 24)},
     **{f"gpt-{layers}-scan-real": ("gpt", {"layers": layers, "scan": True}) for layers in (2, 4, 8, 24)},
     "vit-real": ("vit", {"layers": 4}),
+    "resnet50-real": ("resnet", {}),
 }
 
 

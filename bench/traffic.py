@@ -1,4 +1,4 @@
-"""What a sharded step sends: predicted, planned and compiled; and what fused weights and padding come to."""
+"""What a sharded step sends: predicted, planned and compiled; and what joining, fused weights and padding come to."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import jax
+import joined
 import strides
 from models import sized, step_of, zoo, zoo_step
 from planning import auto_shard, plan_step, sharded
@@ -178,6 +179,7 @@ QUESTIONS: Final = {
         ("embedding",),
         _longer,
     ),
+    "joined": joined.QUESTION,
     "strides": strides.QUESTION,
 }
 

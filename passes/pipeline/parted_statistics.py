@@ -4,9 +4,10 @@ Reads     a step on one device; its batch is found as for micro-batches, unless 
 Writes    the same step, but what parts have of their own has a leading dim, the number of the part: a mean over the
           batch is one over each part, and what is computed of it for the examples of that part. What is read of such
           values behind them is the mean over parts.
-Errors    RHI-BATCH-001 to RHI-BATCH-008, as rhino-micro-batch has them, RHI-BATCH-009 an op on statistics that is not
-          known to run for parts, RHI-READ-005 no entry function, RHI-READ-006 recursive calls, RHI-READ-007 calls of
-          too many ops, RHI-READ-008 a callee without a body.
+Errors    as rhino-micro-batch has them: RHI-BATCH-001, RHI-BATCH-002, RHI-BATCH-003, RHI-BATCH-004, RHI-BATCH-005,
+          RHI-BATCH-006, RHI-BATCH-007, RHI-BATCH-008; RHI-BATCH-009 an op on statistics that is not known to run for
+          parts, RHI-READ-005 no entry function, RHI-READ-006 recursive calls, RHI-READ-007 calls of too many ops,
+          RHI-READ-008 a callee without a body.
 Source    Statistics of each device's share of the batch are what data parallelism by hand takes (Ioffe and Szegedy,
           arXiv:1502.03167, section 3.1, has them of each mini-batch).
 
