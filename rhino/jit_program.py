@@ -15,6 +15,7 @@ from jax.tree_util import DictKey, GetAttrKey, SequenceKey, tree_flatten_with_pa
 
 from rhino.call import Key, leaf_kind
 from rhino.embed import Embedded
+from rhino.ir.graph.blocks import from_view, to_view
 from rhino.ir.mlir.bindings import ir, make_context
 from rhino.ir.mlir.manual import bytecode
 from rhino.ir.plan.plan import Tensor, host_bytes
@@ -121,13 +122,13 @@ def as_stored(leaf: jax.Array, tensor: Tensor) -> jax.Array:
     if tensor.padded:
         sizes = zip(tensor.shape, tensor.padded, strict=True)
         leaf = jnp.pad(leaf, [(0, larger - size) for size, larger in sizes])
-    return leaf.reshape(tensor.viewed) if tensor.viewed else leaf
+    return to_view(leaf, tensor.viewed, tensor.interleaved) if tensor.viewed else leaf
 
 
 def as_known(leaf: jax.Array, tensor: Tensor) -> jax.Array:
     """Returns an array that a program stores as callers know it: in its own shape, and without padding."""
     if tensor.viewed:
-        leaf = leaf.reshape(tensor.padded or tensor.shape)
+        leaf = from_view(leaf, tensor.padded or tensor.shape, tensor.interleaved)
     return leaf[tuple(map(slice, tensor.shape))] if tensor.padded else leaf
 
 

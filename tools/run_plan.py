@@ -23,6 +23,7 @@ import jax
 import numpy as np
 
 from rhino.ir.diagnostics import Place, RhinoError
+from rhino.ir.graph.blocks import from_view, to_view
 from rhino.ir.graph.elements import DTYPES
 from rhino.ir.plan.instructions import Feed, Fetch, Layout
 from rhino.ir.plan.leaves import leaf_groups, leaf_tensors
@@ -141,14 +142,14 @@ def pieces_of(plan: Plan, leaves: Mapping[int, Host]) -> dict[int, Host]:
         for piece in groups[number]:
             one = plan.arguments[piece]
             own = value if one.rows is None else value[one.rows[0] : one.rows[1]]
-            found[piece] = own.reshape(one.viewed) if one.viewed else own
+            found[piece] = to_view(own, one.viewed, one.interleaved) if one.viewed else own
     return found
 
 
 def leaves_of(plan: Plan, results: Mapping[int, Host]) -> dict[int, Host]:
     """Returns the results of a step by leaf, each whole and in its own shape."""
     own = {
-        piece: result.reshape(one.shape) if (one := plan.results[piece]).viewed else result
+        piece: from_view(result, one.shape, one.interleaved) if (one := plan.results[piece]).viewed else result
         for piece, result in results.items()
     }
     return {

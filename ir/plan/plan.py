@@ -23,6 +23,7 @@ from math import prod
 from typing import Final
 
 from rhino.ir.cluster.mesh import Mesh
+from rhino.ir.graph.blocks import View
 from rhino.ir.graph.graph import DEVICE, HOST, MemoryKind
 from rhino.ir.graph.spec import dim_axes, partial_axes
 from rhino.ir.plan.instructions import Feed, Step
@@ -42,7 +43,8 @@ class Tensor:
     has dims behind the key's own. `alias` is the result that is placed as an argument is, and is that argument in the
     next step; None on a result. `is_kept` says that such an argument is not donated, so the caller keeps it. `padded`
     is its shape with zeros behind its own elements, and `viewed` that in which it is stored, some dims seen as blocks;
-    each is empty where that changes nothing. `num_bytes` are those that are stored, on all devices of the rank together
+    `interleaved` are the parts and blocks of those dims whose elements change their order (`rhino.ir.graph.blocks`).
+    Each is empty where that changes nothing. `num_bytes` are those that are stored, on all devices of the rank together
     where nothing is replicated. Of a leaf that lies in pieces a tensor has `rows`, from the first to behind the last;
     its path ends with them, as in `params['up'][0:2]`.
     `memory` is where it lies between steps.
@@ -59,6 +61,7 @@ class Tensor:
     rows: tuple[int, int] | None = None
     viewed: tuple[int, ...] = ()
     memory: MemoryKind = DEVICE
+    interleaved: tuple[tuple[int, ...], ...] = ()
 
     @property
     def leaf(self) -> str:
@@ -185,7 +188,7 @@ class Sharding:
     `compute_s` and `communication_s` are of ops and of collectives in a step; what is left of the step is to launch the
     program, to cut blocks, and to bring the arrays of a caller into views and back. `works`, `costs` and `memory` say
     where time and memory go. `views` has the values of the normalized program that are stored as blocks, by number, and
-    the block of each of their dims; the annotations are of the program with them.
+    how each of their dims is; the annotations are of the program with them.
     """
 
     form: str
@@ -195,7 +198,7 @@ class Sharding:
     costs: tuple[Cost, ...]
     memory: Memory
     annotations: Annotations
-    views: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    views: Mapping[int, View] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -420,16 +423,17 @@ def key_dims(tensors: Sequence[Tensor]) -> dict[int, int]:
 def dims_between_calls(tensor: Tensor, mesh: Mapping[str, int]) -> Dims:
     """Returns the axes that split each dim of an array of JAX's, which has its own shape.
 
-    JAX splits no dim that devices do not divide, and none by a part of each of its blocks. What splits a padded dim, or
-    the inside of blocks, in the program splits another dim between calls, the first that is left with a multiple of its
-    size, or none.
+    JAX splits no dim that devices do not divide, and none by a part of each of its blocks. What splits a padded dim,
+    blocks that interleave or the inside of others in the program splits another dim between calls, the first that is
+    left with a multiple of its size, or none.
     """
     shape, padded = tensor.shape, tensor.padded or tensor.shape
     dims, homeless = list[list[str]](), list[str]()
-    for size, larger, (outer, *inner) in zip(shape, padded, _stored_dims(tensor), strict=True):
-        inside = [axis for axes in inner for axis in axes]
-        dims.append([] if larger != size else list(outer))
-        homeless += [*outer, *inside] if larger != size else inside
+    interleaved = tensor.interleaved or ((),) * len(shape)
+    for size, larger, blocks, (outer, *inner) in zip(shape, padded, interleaved, _stored_dims(tensor), strict=True):
+        inside, is_other = [axis for axes in inner for axis in axes], larger != size or blocks
+        dims.append([] if is_other else list(outer))
+        homeless += [*outer, *inside] if is_other else inside
     for axis in homeless:
         parts = [prod(mesh[one] for one in (*axes, axis)) for axes in dims]
         home = next((dim for dim, size in enumerate(shape) if size and size % parts[dim] == 0), None)

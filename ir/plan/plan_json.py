@@ -16,6 +16,7 @@ from itertools import groupby
 from typing import Any, Final, TypeVar
 
 from rhino.ir.diagnostics import Place, RhinoError
+from rhino.ir.graph.blocks import Blocks, View, are_interleaved
 from rhino.ir.graph.graph import DEVICE
 from rhino.ir.plan.instructions import Feed, Fetch, Run, Step
 from rhino.ir.plan.json_values import (
@@ -65,8 +66,11 @@ _OLD: Final = ("rhino-spmd-plan", 1, 2)
 _FIX: Final = "make the plan again, with Plan.save, or rhino-opt --auto-shard or --auto-parallel and --plan"
 _DIGEST: Final = "sha256"
 
-_USUAL: Final[tuple[Any, ...]] = (0, None, [], False, None, [], DEVICE)
-"""Rank, alias, padded shape, `is_kept`, rows, viewed shape and memory of most tensors: left out at the end of a row."""
+_USUAL: Final[tuple[Any, ...]] = (0, None, [], False, None, [], DEVICE, [])
+"""Rank, alias, padded shape, `is_kept`, rows, viewed shape, memory and interleaved blocks of most tensors.
+
+They are left out at the end of a row.
+"""
 
 _Record = TypeVar("_Record")
 
@@ -260,7 +264,7 @@ def _tensor_row(one: Tensor) -> list[Any]:
     """Returns a row without what at its end is the same for most tensors."""
     row = [one.path, one.kind, [list(axes) for axes in one.dims], one.num_bytes]
     row += [one.rank, one.alias, list(one.padded), one.is_kept, list(one.rows) if one.rows else None, list(one.viewed)]
-    row += [one.memory]
+    row += [one.memory, [list(blocks) for blocks in one.interleaved]]
     while len(row) > 4 and row[-1] == _USUAL[len(row) - 5]:
         row.pop()
     return row
@@ -268,7 +272,7 @@ def _tensor_row(one: Tensor) -> list[Any]:
 
 def _tensor(row: list[Any]) -> Tensor:
     path, kind, dims, num_bytes, *more = list_of(row)
-    rank, alias, padded, is_kept, rows, viewed, memory = *more, *_USUAL[len(more) :]
+    rank, alias, padded, is_kept, rows, viewed, memory, interleaved = *more, *_USUAL[len(more) :]
     return Tensor(
         text_of(path),
         text_of(kind),
@@ -281,6 +285,7 @@ def _tensor(row: list[Any]) -> Tensor:
         None if rows is None else _span_of(rows),
         numbers_of(viewed),
         memory_of(memory),
+        tuple(map(numbers_of, list_of(interleaved))),
     )
 
 
@@ -336,17 +341,38 @@ def _sharding_json(one: Sharding) -> dict[str, Any]:
     }
 
 
-def _views_json(views: Mapping[int, tuple[int, ...]]) -> list[list[Any]]:
-    """Returns each view with the values that are stored in it."""
-    found: dict[tuple[int, ...], list[int]] = {}
+def _views_json(views: Mapping[int, View]) -> list[list[Any]]:
+    """Returns each view with the values that are stored in it.
+
+    A dim is its size, with the block where it is in order, and with the parts and all blocks where they interleave.
+    """
+    found: dict[View, list[int]] = {}
     for value, view in views.items():
         found.setdefault(view, []).append(value)
-    return [[list(view), " ".join(map(str, values))] for view, values in found.items()]
+    return [[[_blocks_json(one) for one in view], " ".join(map(str, values))] for view, values in found.items()]
 
 
-def _views(rows: list[Any]) -> dict[int, tuple[int, ...]]:
-    pairs = [(int(value), numbers_of(view)) for view, values in rows for value in text_of(values).split()]
+def _blocks_json(one: Blocks) -> int | list[int]:
+    if one.is_whole:
+        return one.size
+    return [one.parts, *one.sizes] if one.parts > 1 else [1, len(one.sizes), one.sizes[0]]
+
+
+def _views(rows: list[Any]) -> dict[int, View]:
+    pairs = [(int(value), tuple(map(_blocks, view))) for view, values in rows for value in text_of(values).split()]
     return dict(sorted(pairs))
+
+
+def _blocks(given: Any) -> Blocks:  # noqa: ANN401 - any JSON value
+    if not isinstance(given, list):
+        return Blocks((number_of(given),))
+    parts, *sizes = numbers_of(given)
+    if parts == 1:
+        count, block = sizes
+        sizes = [block] * count
+    if parts < 1 or not sizes or min(sizes) < 1 or any(size % parts for size in sizes):
+        raise ValueError(f"{given} are no blocks")
+    return Blocks(tuple(sizes), parts)
 
 
 def _sharding(data: dict[str, Any]) -> Sharding:
@@ -433,6 +459,8 @@ def _check(plan: Plan) -> None:
             raise ValueError(f"{one.path!r} is {one}")
         if one.viewed and not _is_view(one):
             raise ValueError(f"{one.path!r} of shape {one.padded or one.shape} is no {one.viewed} in blocks")
+        if one.interleaved and not (one.viewed and are_interleaved(one.interleaved, one.padded or one.shape)):
+            raise ValueError(f"{one.path!r} of shape {one.padded or one.shape} has no blocks {one.interleaved}")
         if unknown := {axis for axes in one.dims for axis in axes} - set(plan.mesh.names):
             raise ValueError(f"{one.path!r} is split along {sorted(unknown)}, and the mesh is {plan.mesh}")
         if one.rows and (not one.path.endswith(rows_text(one.rows)) or one.shape[0] != one.rows[1] - one.rows[0]):

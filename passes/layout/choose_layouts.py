@@ -15,17 +15,18 @@ Source    Rhino 4.1 and 4.3.3. That a caller's arrays are moved in each call: `r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import ClassVar
 
 from rhino.ir.diagnostics import Place, RhinoError
+from rhino.ir.graph.blocks import View
 from rhino.ir.graph.spec import REPLICATED, Spec, dim_axes, pack, split
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.boundary import Side, boundary_attributes
 from rhino.ir.mlir.reader import entry_function, walk
-from rhino.ir.plan.plan import Tensor, dims_between_calls, kind_of
-from rhino.ir.program.stored_shapes import VIEW, logical_shape, padded_shape
+from rhino.ir.plan.plan import Dims, Tensor, dims_between_calls, kind_of
+from rhino.ir.program.stored_shapes import VIEW, interleaved_of, logical_shape, padded_shape
 from rhino.ir.units import format_seconds
 from rhino.passes.base import Remarks, opt, run_pipeline
 from rhino.passes.layout.materialize_strides import MaterializeStrides, may_cut
@@ -33,7 +34,7 @@ from rhino.passes.layout.shapes import Shape
 from rhino.passes.sharding.choose_shardings import LEVELS, ChooseShardings, PhaseTimes, ShardingChoice
 from rhino.passes.sharding.planning_pass import Target
 from rhino.strategies.cost.reshard import moves
-from rhino.strategies.layout.blocked_views import View, Views
+from rhino.strategies.layout.blocked_views import Views
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,22 +181,32 @@ def _moved_s(choice: ShardingChoice) -> float:
         if VIEW in given:
             kind = graph.type_of(value)
             place = Place(choice.program.file)
-            logical = logical_shape(given, kind.shape, place), padded_shape(given, kind.shape, place)
-            outside = _spec_between_calls(kind.shape, *logical, spec, target)
+            own, padded = logical_shape(given, kind.shape, place), padded_shape(given, kind.shape, place)
+            lies = _laid_out(spec, kind.shape, target)
+            tensor = Tensor("", kind_of("", own), lies, 0, padded=padded if padded != own else (), viewed=kind.shape)
+            tensor = replace(tensor, interleaved=interleaved_of(given, padded, place))
+            outside = _spec_between_calls(tensor, target)
             steps = moves(kind.num_bytes, len(kind.shape), spec, outside, target.mesh.shape)
             assert steps is not None, "no array is a sum"
             total += sum(map(target.model.move_s, steps))
     return total
 
 
-def _spec_between_calls(stored: Shape, shape: Shape, padded: Shape, spec: Spec, target: Target) -> Spec:
-    """Returns how an array that is stored as `spec` lies between calls, of which blocks are no part of a device."""
+def _laid_out(spec: Spec, shape: Shape, target: Target) -> Dims:
+    """Returns the axes that split each dim of a stored array."""
     names = target.names
-    dims = tuple(tuple(names[axis] for axis in axes) for axes in dim_axes(spec, len(names), len(stored)))
-    tensor = Tensor("", kind_of("", shape), dims, 0, padded=padded if padded != shape else (), viewed=stored)
+    return tuple(tuple(names[axis] for axis in axes) for axes in dim_axes(spec, len(names), len(shape)))
+
+
+def _spec_between_calls(tensor: Tensor, target: Target) -> Spec:
+    """Returns how an array that is stored in blocks lies between calls, of which blocks are no part of a device."""
+    padded, stored = tensor.padded or tensor.shape, tensor.viewed
+    interleaved = tensor.interleaved or ((),) * len(padded)
     entries, at = dict[str, Spec](), 0
-    for size, axes in zip(padded, dims_between_calls(tensor, dict(target.mesh.axes)), strict=True):
+    between = dims_between_calls(tensor, dict(target.mesh.axes))
+    for size, blocks, axes in zip(padded, interleaved, between, strict=True):
         is_viewed = stored[at] != size
-        entries |= {axis: split(at) for axis in axes if not is_viewed or axis in dims[at]}
+        stays = axes if not is_viewed else () if blocks else [axis for axis in axes if axis in tensor.dims[at]]
+        entries |= {axis: split(at) for axis in stays}
         at += 2 if is_viewed else 1
-    return pack(entries.get(axis, REPLICATED) for axis in names)
+    return pack(entries.get(axis, REPLICATED) for axis in target.names)

@@ -1,12 +1,14 @@
-"""See dims that are cut into equal blocks as [blocks, block], so that splitting each block is an ordinary split.
+"""See dims that are cut into blocks as two, so that splitting each block is an ordinary split.
 
 A fused projection [D, 3D] cut in three, its gradients put together again, its optimizer state: all of it becomes [D, 3,
-D], and a split of the last dim goes through the slices. `sdy` cannot say a stride; a view needs none.
+D], and a split of the last dim goes through the slices. Blocks that differ in size interleave for the devices: [D,
+parts, 3D / parts], with a part of each block in every part. `sdy` cannot say a stride; a view needs none.
 
 Reads     a normalized module; existing shardings, whose split dims stay as they are.
 Writes    the ops of each region on the viewed shapes, with reshapes at its borders; the types of the entry's arguments
-          and results, and on those that changed `rhino.view`, the logical shape. A sharding gets an unsplit dim where
-          its tensor gets a dim. Runs `cse`. A second run changes nothing.
+          and results, and on those that changed `rhino.view`, the logical shape, and `rhino.blocks`, what interleaves;
+          on a module with such `rhino.interleaved`.
+          A sharding gets an unsplit dim where its tensor gets a dim. Runs `cse`. A second run changes nothing.
 Errors    RHI-READ-005 no entry function, RHI-SHARD-001 a sharding that the module's mesh does not have, RHI-PASS-001 no
           number of parts.
 Source    Rhino 4.1; which regions, and why: strategies/layout/blocked_views.py.
@@ -20,6 +22,7 @@ from typing import ClassVar, Final
 
 from rhino.ir.cluster.mesh import mesh_of_shape
 from rhino.ir.diagnostics import RhinoError
+from rhino.ir.graph.blocks import Blocks, View, interleaved_dims, viewed_shape, whole
 from rhino.ir.graph.graph import WHILE, YIELD
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.boundary import Side, boundary_attributes, set_boundary_attributes, set_function_type
@@ -30,29 +33,29 @@ from rhino.ir.program.accumulation import MICRO_BATCHES
 from rhino.ir.program.identity import is_uniform
 from rhino.ir.program.op_stages import STAGE, VIRTUAL_STAGE
 from rhino.ir.program.program import Program, read_program
-from rhino.ir.program.stored_shapes import VIEW, view_attribute
+from rhino.ir.program.stored_shapes import BLOCKS, INTERLEAVED, VIEW, blocks_attribute, view_attribute
 from rhino.ir.units import format_bytes
 from rhino.passes.base import Pass, Remarks, opt
 from rhino.passes.layout.nested_reads import read_inside
-from rhino.passes.layout.shapes import CONSTRAINT, RESHAPE, Shape, element_of, make_in, retype, retype_loop
+from rhino.passes.layout.shapes import CONSTRAINT, RESHAPE, element_of, make_in, retype, retype_loop
 from rhino.passes.layout.viewed_ops import (
     Seen,
     can_rewrite,
     cut_of,
-    reshaped,
+    read_as,
     rewrite,
     split_dims,
     store,
     viewed_sharding,
 )
 from rhino.passes.with_rules import renew_rules, run_on_functions, with_rules
-from rhino.strategies.layout.blocked_views import Region, View, Views, find_views, views_of
+from rhino.strategies.layout.blocked_views import Region, Views, find_views, views_of
 from rhino.strategies.structure.factor_links import Cut, Place
 
 
 @dataclass(frozen=True)
 class MaterializeStrides(Pass):
-    """See dims that are cut into equal blocks as [blocks, block]: a split of each block is then an ordinary one."""
+    """See dims that are cut into blocks as two: a split of each block is then an ordinary one."""
 
     name: ClassVar[str] = "rhino-materialize-strides"
     errors: ClassVar[tuple[str, ...]] = ("RHI-READ-005", "RHI-SHARD-001", "RHI-PASS-001")
@@ -83,6 +86,7 @@ class MaterializeStrides(Pass):
 class Viewable:
     """A step whose ops have sharding rules, with what each op cuts, and whether it can be written in views."""
 
+    module: ir.Operation
     program: Program
     cuts: Mapping[int, Cut]
     able: Sequence[bool]
@@ -95,16 +99,24 @@ class Viewable:
         mesh = found[1] if found is not None else mesh_of_shape((1,))
         program = read_program(entry_function(module, file), mesh, file)
         cuts = {number: cut for number, op in enumerate(program.ops) if (cut := cut_of(op)) is not None}
-        return cls(program, cuts, [_is_able(program, number) for number in range(len(program.ops))])
+        return cls(module, program, cuts, [_is_able(program, number) for number in range(len(program.ops))])
 
     def find(self, parts: int) -> Views:
-        """Returns the views that save communication where `parts` devices split each block."""
+        """Returns the views that save communication where `parts` devices split each block.
+
+        A step in which blocks interleave has none.
+        """
+        if INTERLEAVED in self.module.attributes:
+            return Views({}, {}, ())
         return find_views(self.program.graph, self.cuts, self.able, _blocked(self.program), parts)
 
     def write(self, views: Views) -> None:
         """Rewrites the step in views."""
         if views.values:
             _Rewriter(self.program, views, self.cuts).run()
+        if any(blocks.parts > 1 for view in views.values.values() for blocks in view):
+            with self.module.context:
+                self.module.attributes[INTERLEAVED] = ir.UnitAttr.get()
 
 
 def may_cut(op: ir.Operation) -> bool:
@@ -122,10 +134,8 @@ def write_views(module: ir.Operation, values: Mapping[int, View], file: str) -> 
         graph = step.program.graph
         for value, view in values.items():
             shape = graph.type_of(value).shape if value < graph.num_values else ()
-            if len(view) != len(shape) or any(
-                block < 1 or size % block for size, block in zip(shape, view, strict=True)
-            ):
-                what = f"not a plan that can be read: value {value} is no {list(view)} in blocks"
+            if tuple(one.size for one in view) != shape:
+                what = f"not a plan that can be read: value {value} is no {list(viewed_shape(view))} in blocks"
                 raise RhinoError("RHI-PLAN-001", what, fix="plan again, and save the new plan")
         views = views_of(graph, step.cuts, step.able, values)
         step.write(views)
@@ -141,16 +151,22 @@ def _tidy(module: ir.Operation, views: Views) -> None:
 
 def _remark(program: Program, region: Region, remarks: Remarks) -> None:
     value, dim = region.seed
-    num_blocks = program.graph.type_of(value).shape[dim] // region.block
     num_arguments = len(program.graph.arguments)
     num_viewed = len({value for value, _ in region.blocks if value < num_arguments})
     free, moved = format_bytes(region.cut_bytes), format_bytes(region.border_bytes)
     what = (
-        f"dim {dim} of {program.describe(value)} is seen as {num_blocks} blocks of {region.block}, as are "
+        f"dim {dim} of {program.describe(value)} is seen as {_words(region.blocks[region.seed])}, as are "
         f"{num_viewed} of {num_arguments} "
         f"arguments: {free} of cuts per step can follow a split of each block, {moved} at borders cannot"
     )
     remarks.add(MaterializeStrides.name, place_of(program.ops[region.op].location, remarks.file), what)
+
+
+def _words(blocks: Blocks) -> str:
+    sizes = blocks.sizes
+    if blocks.parts > 1:
+        return f"{len(sizes)} blocks of {', '.join(map(str, sizes))}, interleaved in {blocks.parts} parts"
+    return f"{len(sizes)} blocks of {sizes[0]}"
 
 
 def _is_able(program: Program, number: int) -> bool:
@@ -219,12 +235,9 @@ class _Rewriter:
         _set_boundary(self.program, "res", results)
         set_function_type(entry)
 
-    def shape(self, value: int) -> Shape:
-        return self.program.graph.type_of(value).shape
-
     def seen(self, value: int, alike: int) -> Seen:
         """Returns a value as it is seen in the view in which `alike` is stored."""
-        return Seen(self.shape(value), self.views.values.get(alike, self.shape(value)))
+        return Seen(self.views.values.get(alike) or whole(self.program.graph.type_of(value).shape))
 
     def op(self, number: int, op: ir.Operation) -> None:
         """Makes an op see its operands and results in their views, and stores the results in theirs."""
@@ -232,15 +245,12 @@ class _Rewriter:
         if op.name in (WHILE, YIELD):
             self.loop(number, op, operands)
             return
-        seen = [
-            Seen(self.shape(value), view)
-            for value, view in zip([*operands, *results], self.views.ops[number], strict=True)
-        ]
+        seen = [Seen(view) for view in self.views.ops[number]]
         self.read(op, operands, seen[: len(operands)])
         if any(one.viewed != one.shape for one in seen):
             op = rewrite(op, seen, self.cuts.get(number))
-        for value, result in zip(results, list(op.results), strict=True):
-            store(op, result, self.seen(value, value).viewed)
+        for value, result, given in zip(results, list(op.results), seen[len(operands) :], strict=True):
+            store(op, result, given, self.seen(value, value))
         if op.name == RESHAPE and op.operands[0].type == op.results[0].type:
             op.results[0].replace_all_uses_with(op.operands[0])
 
@@ -253,14 +263,15 @@ class _Rewriter:
             retype_loop(op, [self.seen(result, result).viewed for result in carried])
 
     def read(self, op: ir.Operation, operands: Sequence[int], seen: Sequence[Seen]) -> None:
-        """Makes `op` read its operands as they are to be seen, through a reshape where they are stored otherwise."""
+        """Makes `op` read its operands as they are to be seen, moved where they are stored otherwise."""
         for position, (value, one) in enumerate(zip(operands, seen, strict=True)):
-            if self.seen(value, value).viewed != one.viewed:
+            stored = self.seen(value, value)
+            if stored.view != one.view:
                 made_by = int(self.program.graph.value_op[value])
                 if made_by >= 0 and self.program.graph.cls(made_by).free and is_uniform(self.program.ops[made_by]):
                     op.operands[position] = make_in(self.program.ops[made_by], one.viewed)
                 else:
-                    op.operands[position] = reshaped(op.operands[position], one.viewed, op)
+                    op.operands[position] = read_as(op.operands[position], stored, one, op)
 
 
 def _set_boundary(program: Program, side: Side, seen: Sequence[Seen]) -> None:
@@ -269,6 +280,8 @@ def _set_boundary(program: Program, side: Side, seen: Sequence[Seen]) -> None:
     for given, one in zip(attributes, seen, strict=True):
         if one.viewed != one.shape:
             given.setdefault(VIEW, view_attribute(one.shape))
+            if interleaved := interleaved_dims(one.view):
+                given[BLOCKS] = blocks_attribute(interleaved)
             if SHARDING in given:
                 given[SHARDING] = viewed_sharding(given[SHARDING], one)
     set_boundary_attributes(program.entry, side, attributes)

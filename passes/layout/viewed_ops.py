@@ -1,4 +1,4 @@
-"""One op rewritten for viewed shapes: a dim that is seen as [blocks, block] is two dims to it.
+"""One op rewritten for viewed shapes: a dim that is seen in blocks is two dims to it.
 
 Which ops can be, is what `can_rewrite` says; op semantics are in their sharding rules, and here are only the attributes
 that number dims.
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from rhino.ir.graph.blocks import Blocks, View, interleave, put_in_order, viewed_shape
 from rhino.ir.graph.graph import OpClass
 from rhino.ir.graph.rules import RULE
 from rhino.ir.mlir.bindings import ir, sdy, stablehlo
@@ -28,7 +29,6 @@ from rhino.passes.layout.shapes import (
     with_shape,
     works_by_element,
 )
-from rhino.strategies.layout.blocked_views import View
 from rhino.strategies.structure.factor_links import Cut
 
 _SLICE, _PAD, _CONCATENATE = "stablehlo.slice", "stablehlo.pad", "stablehlo.concatenate"
@@ -37,38 +37,34 @@ _EDGES: Final = ("edge_padding_low", "edge_padding_high", "interior_padding")
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A tensor as an op sees it: its shape, and the block of each dim (see strategies/layout/blocked_views.py).
+    """A tensor as an op sees it: the blocks of each dim.
 
     `dims[d]` are the numbers, in the viewed shape, of what dim `d` becomes.
     """
 
-    shape: Shape
     view: View
     dims: tuple[tuple[int, ...], ...] = field(init=False)
 
     def __post_init__(self) -> None:
         dims: list[tuple[int, ...]] = []
-        for dim in range(len(self.shape)):
+        for blocks in self.view:
             start = dims[-1][-1] + 1 if dims else 0
-            dims.append((start, start + 1) if self.is_viewed(dim) else (start,))
+            dims.append((start, start + 1) if blocks.is_split else (start,))
         object.__setattr__(self, "dims", tuple(dims))
 
-    def is_viewed(self, dim: int) -> bool:
-        """Says whether a dim becomes two; one block, and blocks of one element, need no view."""
-        return 1 < self.view[dim] < self.shape[dim]
+    @property
+    def shape(self) -> Shape:
+        """The shape without the view."""
+        return tuple(blocks.size for blocks in self.view)
 
     @property
     def viewed(self) -> Shape:
         """The shape after the view."""
-        return self.in_blocks(self.shape, lambda block: block)
+        return viewed_shape(self.view)
 
-    def in_blocks(self, numbers: Sequence[int], inside: Callable[[int], int]) -> Shape:
-        """Returns, for the viewed shape, a number that each dim has, in elements.
-
-        A viewed dim gets two: the number in blocks, and `inside(block)` for the dim inside of a block.
-        """
-        pairs = enumerate(zip(numbers, self.view, strict=True))
-        return _flat((n // block, inside(block)) if self.is_viewed(dim) else (n,) for dim, (n, block) in pairs)
+    def map(self, numbers: Sequence[int], change: Callable[[Blocks, int], Shape]) -> Shape:
+        """Returns what becomes, in the viewed shape, of a number that each dim has."""
+        return _flat(change(blocks, number) for blocks, number in zip(self.view, numbers, strict=True))
 
     def numbers(self, dims: Iterable[int]) -> Shape:
         """Returns what becomes of the dims with these numbers."""
@@ -117,7 +113,7 @@ def can_rewrite(op: ir.Operation, cls: OpClass) -> bool:
 def rewrite(op: ir.Operation, seen: Sequence[Seen], cut: Cut | None) -> ir.Operation:
     """Rewrites an op, whose operands have their viewed shapes, for what it sees; returns what stands in its place.
 
-    A part of a cut is taken, or given, with a dim for the blocks even where it is one block: `[1, block]`.
+    A part of a cut is taken, or given, in two dims even where it is one block: `[1, block]`, `[parts, block / parts]`.
     """
     if RULE in op.attributes:
         del op.attributes[RULE]
@@ -128,9 +124,9 @@ def rewrite(op: ir.Operation, seen: Sequence[Seen], cut: Cut | None) -> ir.Opera
     shapes = [one.viewed for one in seen]
     if cut is not None:
         for part in cut.parts:
-            shapes[part] = seen[cut.whole].in_blocks(seen[part].shape, lambda block: block)
+            shapes[part] = seen[cut.whole].map(seen[part].shape, Blocks.upto)
     for position, operand in enumerate(op.operands):
-        op.operands[position] = reshaped(operand, shapes[position], op)
+        op.operands[position] = _Moves(op, op).reshaped(operand, shapes[position])
     for result, shape in zip(op.results, shapes[len(op.operands) :], strict=True):
         retype(result, shape)
     return op
@@ -154,27 +150,66 @@ def _rewrite_indexed(op: ir.Operation, seen: Sequence[Seen]) -> ir.Operation:
     return new
 
 
-def reshaped(value: ir.Value[Any], shape: Shape, before: ir.Operation) -> ir.Value[Any]:
-    """Returns a value in another shape, for `before` to read: itself, where it has that shape or none."""
-    if not _is_tensor(value) or shape_of(value) == shape:
-        return value
-    with ir.InsertionPoint(before), before.location:
-        made = stablehlo.ReshapeOp(with_shape(value.type, shape), value)
-    copy_stage(made.operation, (before, maker_of(value)))
-    result: ir.Value[Any] = made.result
-    return result
+@dataclass(frozen=True, slots=True)
+class _Moves:
+    """Ops that move elements, placed before one op and with the place and the stage of another."""
+
+    before: ir.Operation
+    like: ir.Operation
+
+    def cut(self, array: ir.Value[Any], dim: int, start: int, size: int) -> ir.Value[Any]:
+        shape = shape_of(array)
+        starts, limits = [0] * len(shape), list(shape)
+        starts[dim], limits[dim] = start, start + size
+        ends = int_array(starts), int_array(limits), int_array([1] * len(shape))
+        return self.made(array, lambda: stablehlo.SliceOp(array, *ends))
+
+    def joined(self, arrays: Sequence[ir.Value[Any]], dim: int) -> ir.Value[Any]:
+        return self.made(arrays[0], lambda: stablehlo.ConcatenateOp(arrays, dim))
+
+    def reshaped(self, array: ir.Value[Any], shape: Shape) -> ir.Value[Any]:
+        if not _is_tensor(array) or shape_of(array) == shape:
+            return array
+        return self.made(array, lambda: stablehlo.ReshapeOp(with_shape(array.type, shape), array))
+
+    def made(self, value: ir.Value[Any], op: Callable[[], Any]) -> ir.Value[Any]:
+        with ir.InsertionPoint(self.before), self.like.location:
+            new = op().operation
+        copy_stage(new, (self.like, maker_of(value)))
+        result: ir.Value[Any] = new.results[0]
+        return result
+
+    def brought(self, value: ir.Value[Any], source: View, target: View) -> ir.Value[Any]:
+        """Returns a value that is in one view in another."""
+        for dim, blocks in enumerate(source):
+            if blocks.parts > 1 and blocks != target[dim]:
+                at = Seen(source).dims[dim][0]
+                source = (*source[:dim], Blocks((blocks.size,)), *source[dim + 1 :])
+                value = put_in_order(value, viewed_shape(source), at, blocks, self)
+        for dim, blocks in enumerate(target):
+            if blocks.parts > 1 and blocks != source[dim]:
+                source = (*source[:dim], Blocks((blocks.size,)), *source[dim + 1 :])
+                value = self.reshaped(value, viewed_shape(source))
+                value = interleave(value, viewed_shape(source), Seen(source).dims[dim][0], blocks, self)
+                source = (*source[:dim], blocks, *source[dim + 1 :])
+        return self.reshaped(value, viewed_shape(target))
 
 
-def store(op: ir.Operation, result: ir.Value[Any], shape: Shape) -> None:
-    """Makes all readers of a result of `op` read it in another shape."""
-    if not _is_tensor(result) or shape_of(result) == shape:
+def read_as(value: ir.Value[Any], source: Seen, target: Seen, before: ir.Operation) -> ir.Value[Any]:
+    """Returns a value that is in one view in another, for `before` to read: itself, if it is in that."""
+    return _Moves(before, before).brought(value, source.view, target.view)
+
+
+def store(op: ir.Operation, result: ir.Value[Any], given: Seen, stored: Seen) -> None:
+    """Makes all readers of a result of `op`, which gives it in one view, read it in another."""
+    if not _is_tensor(result) or (shape_of(result) == given.viewed == stored.viewed and given.view == stored.view):
         return
-    uses = list(result.uses)
-    with ir.InsertionPoint.after(op), op.location:
-        last = stablehlo.ReshapeOp(with_shape(result.type, shape), result)
-    copy_stage(last.operation, (op,))
+    uses, following = list(result.uses), ir.InsertionPoint.after(op).ref_operation
+    assert following is not None, "a block ends with a terminator"
+    moves = _Moves(following, op)
+    last = moves.brought(moves.reshaped(result, given.viewed), given.view, stored.view)
     for use in uses:
-        use.owner.operands[use.operand_number] = last.result
+        use.owner.operands[use.operand_number] = last
 
 
 def viewed_sharding(sharding: ir.Attribute, seen: Seen) -> ir.Attribute:
@@ -214,18 +249,19 @@ def _broadcast(op: ir.Operation, seen: Sequence[Seen]) -> Attributes:
 def _slice(op: ir.Operation, seen: Sequence[Seen]) -> Attributes:
     start, limit = (ints(op, name) for name in ("start_indices", "limit_indices"))
     return {
-        "start_indices": int_array(seen[0].in_blocks(start, lambda block: 0)),
-        "limit_indices": int_array(seen[0].in_blocks(limit, lambda block: block)),
+        "start_indices": int_array(seen[0].map(start, Blocks.start)),
+        "limit_indices": int_array(seen[0].map(limit, Blocks.upto)),
         "strides": int_array((1,) * len(seen[0].viewed)),
     }
 
 
 def _pad(op: ir.Operation, seen: Sequence[Seen]) -> Attributes:
-    return {name: int_array(seen[2].in_blocks(ints(op, name), lambda block: 0)) for name in _EDGES}
+    return {name: int_array(seen[2].map(ints(op, name), Blocks.start)) for name in _EDGES}
 
 
 def _concatenate(op: ir.Operation, seen: Sequence[Seen]) -> Attributes:
-    dim = seen[-1].dims[_int(op, "dimension")][0]
+    dim = _int(op, "dimension")
+    dim = seen[-1].dims[dim][seen[-1].view[dim].cut_dim]
     return {"dimension": ir.IntegerAttr.get(ir.IntegerType.get_signless(64), dim)}
 
 

@@ -22,7 +22,7 @@ from rhino.ir.plan.plan_json import digest_of
 from rhino.ir.program.collectives import tensor_bytes
 from rhino.ir.program.named_tensors import result_name
 from rhino.ir.program.program import argument_name
-from rhino.ir.program.stored_shapes import PADDED, VIEW, logical_shape, padded_shape
+from rhino.ir.program.stored_shapes import PADDED, VIEW, interleaved_of, logical_shape, padded_shape
 from rhino.passes.base import Item, Remarks
 from rhino.passes.sharding.annotations import boundary_dims
 from rhino.passes.sharding.choose_shardings import ChooseShardings
@@ -77,6 +77,7 @@ def _tensors(entry: func.FuncOp, side: Side, names: Sequence[str], is_annotated:
                 padded=padded,
                 is_kept=KEPT in attributes,
                 viewed=stored if VIEW in attributes else (),
+                interleaved=interleaved_of(attributes, padded_shape(attributes, stored, place), place),
                 memory=HOST if is_on_host(attributes) else DEVICE,
             )
         )

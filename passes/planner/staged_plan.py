@@ -25,7 +25,7 @@ from rhino.ir.program.leaf_rows import leaf_numbers, rows_in
 from rhino.ir.program.named_tensors import result_name
 from rhino.ir.program.program import read_program
 from rhino.ir.program.staged_module import NAME, STEP, read_staged
-from rhino.ir.program.stored_shapes import VIEW, logical_shape
+from rhino.ir.program.stored_shapes import VIEW, interleaved_of, logical_shape, padded_shape
 from rhino.passes.base import Item, Remarks
 from rhino.passes.pipeline.program_modules import compiled_form, program_modules
 from rhino.passes.pipeline.split_stages import SplitStages
@@ -237,6 +237,8 @@ def _boundaries(staged: ir.Module, instructions: Step) -> Sides:
 def _tensor(kind: ir.Type, name: str, attributes: Attributes) -> Tensor:
     tensor = ir.RankedTensorType(kind)
     stored = tuple(tensor.shape)
-    own = kind_of(tensor.element_type, logical_shape(attributes, stored, Place(name)))
+    place = Place(name)
+    own = kind_of(tensor.element_type, logical_shape(attributes, stored, place))
     viewed = stored if VIEW in attributes else ()
-    return Tensor(name, own, ((),) * len(stored), tensor_bytes(tensor), viewed=viewed)
+    interleaved = interleaved_of(attributes, padded_shape(attributes, stored, place), place)
+    return Tensor(name, own, ((),) * len(stored), tensor_bytes(tensor), viewed=viewed, interleaved=interleaved)

@@ -18,6 +18,7 @@ from jax._src.sharding_impls import GSPMDSharding
 from jaxlib import lapack, xla_client
 
 from rhino.ir.diagnostics import RhinoError
+from rhino.ir.graph.blocks import from_view, to_view
 from rhino.ir.graph.graph import DEVICE, HOST
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.locations import place_of
@@ -149,12 +150,14 @@ def memory_bytes(compiled: Any) -> int:  # noqa: ANN401 - jaxlib's executable, l
 def _to_stored(value: Value, array: Host) -> Host:
     """Returns an array of the logical shape as the program holds it."""
     behind = [(0, padded - size) for size, padded in zip(value.shape, value.padded, strict=True)]
-    return np.pad(array, behind).reshape(value.stored)
+    stored: Host = to_view(np.pad(array, behind), value.stored, value.interleaved)
+    return stored
 
 
 def _to_logical(value: Value, array: Host) -> Host:
     """Returns an array that the program holds as callers know it."""
-    return array.reshape(value.padded)[tuple(map(slice, value.shape))]
+    padded: Host = from_view(array, value.padded, value.interleaved)
+    return padded[tuple(map(slice, value.shape))]
 
 
 def wait(results: Sequence[jax.Array]) -> None:

@@ -21,7 +21,7 @@ from rhino.ir.mlir.donation import ALIAS
 from rhino.ir.mlir.locations import name_of, place_of
 from rhino.ir.mlir.memory_kinds import is_on_host
 from rhino.ir.mlir.reader import entry_function
-from rhino.ir.program.stored_shapes import logical_shape, padded_shape
+from rhino.ir.program.stored_shapes import interleaved_of, logical_shape, padded_shape
 
 _RESULT_NAME: Final = "jax.result_info"
 
@@ -36,7 +36,7 @@ class Value:
     """An argument or result of a program; `name` may be empty.
 
     Shapes: `shape` is the logical, global one; `padded` has zeros behind it along some dims; `stored` is that in which
-    the program holds the elements of `padded`, in the same order. `memory` is where it lies.
+    the program holds the elements of `padded`, in the same order but for `interleaved` dims. `memory` is where it lies.
     """
 
     index: int
@@ -46,6 +46,7 @@ class Value:
     padded: tuple[int, ...]
     stored: tuple[int, ...]
     memory: MemoryKind = DEVICE
+    interleaved: tuple[tuple[int, ...], ...] = ()
 
     @property
     def label(self) -> str:
@@ -111,5 +112,6 @@ def _value(index: int, name: str, kind: ir.Type, attributes: Attributes, entry: 
             fix="keep tokens, tuples and quantized tensors inside the program",
         )
     stored, place = tuple(kind.shape), place_of(entry.location)
-    shapes = logical_shape(attributes, stored, place), dtype, padded_shape(attributes, stored, place), stored
-    return Value(index, name, *shapes, HOST if is_on_host(attributes) else DEVICE)
+    shape, padded = logical_shape(attributes, stored, place), padded_shape(attributes, stored, place)
+    memory, interleaved = HOST if is_on_host(attributes) else DEVICE, interleaved_of(attributes, padded, place)
+    return Value(index, name, shape, dtype, padded, stored, memory, interleaved)

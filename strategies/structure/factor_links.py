@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from rhino.ir.graph.graph import Graph
 from rhino.ir.graph.rules import Rule
@@ -47,7 +48,9 @@ class End:
 
 
 Link = tuple[End, ...]
-Spread = Callable[[Link, Sequence[int], Place, Mapping[Place, int]], dict[Place, int]]
+_Form = TypeVar("_Form")
+"""How a dim is stored, as whoever stores it says: its blocks, or its padding."""
+Spread = Callable[[Link, Sequence[int], Place, Mapping[Place, _Form]], dict[Place, _Form]]
 """From a link, the values of its op, one of the link's places and the region so far to what is added to it."""
 
 
@@ -97,12 +100,12 @@ class Links:
             self._links[key] = self._make(op)
         return self._links[key]
 
-    def grow(self, seed: Place, size: int, spread: Spread) -> dict[Place, int]:
-        """Returns all places that a number of a dim goes to, itself included.
+    def grow(self, seed: Place, form: _Form, spread: Spread[_Form]) -> dict[Place, _Form]:
+        """Returns all places that the form of a dim goes to, itself included.
 
         `spread` says how it goes on at a link.
         """
-        region = {seed: size}
+        region = {seed: form}
         todo = [seed]
         while todo:
             place = todo.pop()

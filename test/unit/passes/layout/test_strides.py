@@ -23,6 +23,7 @@ from training import export_step
 from zoo import GPT
 
 from rhino.ir.diagnostics import RhinoError
+from rhino.ir.graph.blocks import from_view, to_view
 from rhino.ir.mlir.bindings import ir, make_context
 from rhino.ir.mlir.boundary import boundary_attributes
 from rhino.ir.mlir.reader import entry_function, read_module, walk
@@ -48,6 +49,11 @@ def run_pass(text, options=""):
     return module, remarks.result(Views)
 
 
+def sizes(region):
+    """The blocks of the dim that a region starts with."""
+    return region.blocks[region.seed].sizes
+
+
 def kinds(module):
     """The types of the entry's arguments and results."""
     entry = entry_function(module)
@@ -64,11 +70,10 @@ def check_same(text, module, seed=0, atol=1e-5):
     with context():
         before = parse(text).body.operations[0].type
         inputs = [random.standard_normal(ir.RankedTensorType(kind).shape).astype(np.float32) for kind in before.inputs]
-        stored = [tuple(ir.RankedTensorType(kind).shape) for kind in entry_function(module).type.inputs]
-    want = evaluate(text, inputs)
-    got = evaluate(str(module), [value.reshape(shape) for value, shape in zip(inputs, stored, strict=True)])
-    for a, b in zip(got, want, strict=True):
-        np.testing.assert_allclose(a.reshape(b.shape), b, rtol=1e-3, atol=atol)
+    want, signature = evaluate(text, inputs), read_signature(module)
+    stored = [to_view(x, one.stored, one.interleaved) for x, one in zip(inputs, signature.arguments, strict=True)]
+    for a, b, one in zip(evaluate(str(module), stored), want, signature.results, strict=True):
+        np.testing.assert_allclose(from_view(a, b.shape, one.interleaved), b, rtol=1e-3, atol=atol)
 
 
 FUSED_PROJECTION = function(
@@ -89,7 +94,8 @@ FUSED_PROJECTION = function(
 def test_a_fused_projection_is_viewed():
     module, views = run_pass(FUSED_PROJECTION)
     assert kinds(module) == (["tensor<4x6xf32>", "tensor<6x3x4xf32>"], ["tensor<4x4xf32>"])
-    assert [(region.block, region.cut_bytes, region.border_bytes) for region in views.regions] == [(4, 4 * 12 * 4, 0)]
+    (region,) = views.regions
+    assert (sizes(region), region.cut_bytes, region.border_bytes) == ((4, 4, 4), 4 * 12 * 4, 0)
     logical = boundary_attributes(entry_function(module), "arg")[1][VIEW]
     assert list(ir.DenseI64ArrayAttr(logical)) == [6, 12]
     check_same(FUSED_PROJECTION, module)
@@ -115,7 +121,8 @@ def test_other_cuts_are_left_as_they_are(old: str, new: str):
     assert str(module) == str(parse(text))
 
 
-def test_parts_of_several_sizes_are_cut_in_what_they_are_multiples_of():
+def test_blocks_of_several_sizes_interleave():
+    """Of 8 queries and 4 keys each of two devices has 4 queries and then 2 keys; the weight is permuted to that."""
     text = function(
         """
         %y = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0]\
@@ -126,10 +133,18 @@ def test_parts_of_several_sizes_are_cut_in_what_they_are_multiples_of():
         {"x": tensor((4, 6)), "w": tensor((6, 12))},
         {"a": tensor((4, 8)), "b": tensor((4, 4))},
     )
-    module, views = run_pass(text, "{parts=4}")
-    assert [region.block for region in views.regions] == [4]
-    assert kinds(module)[0] == ["tensor<4x6xf32>", "tensor<6x3x4xf32>"]
+    module, views = run_pass(text, "{parts=2}")
+    assert [sizes(region) for region in views.regions] == [(8, 4)]
+    assert kinds(module) == (["tensor<4x6xf32>", "tensor<6x2x6xf32>"], ["tensor<4x8xf32>", "tensor<4x4xf32>"])
+    assert names(module).count("concatenate") == 0
+    weight = read_signature(module).arguments[1]
+    assert to_view(np.arange(12)[None], (1, 2, 6), weight.interleaved).tolist() == [
+        [[0, 1, 2, 3, 8, 9], [4, 5, 6, 7, 10, 11]]
+    ]
     check_same(text, module)
+    in_order, views = run_pass(text)  # as multiples of 4, where nobody says how many devices there are
+    assert [sizes(region) for region in views.regions] == [(4, 4, 4)]
+    check_same(text, in_order)
 
 
 def test_a_cut_of_integers_is_left_as_it_is():
@@ -259,21 +274,32 @@ def test_a_planned_module_stays():
 ROWS, INNER = 32, 4
 
 
+def cut_up(s, y):
+    return jnp.split(y, np.cumsum(s)[:-1], axis=1)
+
+
 def cut(s, y, p):
-    first, *others = jnp.split(y, s, axis=1)
-    return jnp.concatenate([first * 2, *(other + first for other in others)], axis=1)
+    first, *others = cut_up(s, y)
+    return jnp.concatenate([first * 2, *(other + first[:, : other.shape[1]] for other in others)], axis=1)
 
 
 def pad_and_add(s, y, p):
-    size = y.shape[1] // s
+    ends = np.cumsum(s)
     return sum(
-        jnp.pad(part, ((0, 0), (k * size, (s - 1 - k) * size))) for k, part in enumerate(jnp.split(y, s, axis=1))
+        jnp.pad(part, ((0, 0), (int(end) - part.shape[1], int(ends[-1] - end))))
+        for part, end in zip(cut_up(s, y), ends, strict=True)
     )
 
 
 def heads(s, y, p):
-    apart = y.reshape(ROWS, s, y.shape[1] // s)
-    return (apart * jnp.arange(1.0, s + 1)[:, None]).reshape(y.shape)
+    apart = y.reshape(ROWS, -1, min(s))
+    return (apart * jnp.arange(1.0, apart.shape[1] + 1)[:, None]).reshape(y.shape)
+
+
+def nested(s, y, p):
+    first, *others = cut_up(s, y)
+    rest = jnp.concatenate(others, axis=1)
+    return jnp.concatenate([jnp.tanh(first), *(part * 2 for part in cut_up(s[1:], rest))], axis=1)
 
 
 def loop(s, y, p):
@@ -295,7 +321,8 @@ OPS = {
     "transpose twice": lambda s, y, p: (y.T * 0.5).T,
     "reverse": lambda s, y, p: y[:, ::-1] + y,
     "pad and add": pad_and_add,
-    "join": lambda s, y, p: jnp.concatenate([y[:, : y.shape[1] // s]] * s, axis=1),
+    "join": lambda s, y, p: jnp.concatenate([y[:, : min(s)]] * (sum(s) // min(s)), axis=1),
+    "nested": nested,
     "every other": lambda s, y, p: y + jnp.repeat(y[:, ::2], 2, axis=1),
     "mean": lambda s, y, p: y - y.mean(axis=1, keepdims=True),
     "argmax": lambda s, y, p: y + jnp.argmax(y, axis=1)[:, None],
@@ -315,8 +342,12 @@ OPS = {
 
 @st.composite
 def programs(draw):
-    """A function of `x` [ROWS, INNER] and weights, by random ops of which one cuts; or its gradient."""
-    blocks, block = draw(st.sampled_from([2, 3])), draw(st.sampled_from([2, 4]))
+    """A function of `x` [ROWS, INNER] and weights, by random ops of which one cuts; or its gradient.
+
+    With it come the parts that its blocks are for.
+    """
+    block, parts = draw(st.sampled_from([(2, 1), (4, 1), (2, 2), (4, 2)]))
+    blocks = tuple(block * times for times in draw(st.sampled_from([(1, 1), (1, 1, 1), (2, 1), (2, 1, 1)])))
     chain = [*draw(st.lists(st.sampled_from(sorted(OPS)), min_size=1, max_size=6))]
     chain.insert(draw(st.integers(0, len(chain))), "cut")
 
@@ -329,22 +360,23 @@ def programs(draw):
     def loss(p):
         return (forward(p) ** 2).mean()
 
-    wide = blocks * block
+    wide = sum(blocks)
     shapes = {"x": (ROWS, INNER), "w": (INNER, wide), "b": (wide,), "v": (wide, wide)}
     arguments = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
-    return str(jax.jit(jax.grad(loss) if draw(st.booleans()) else forward).lower(arguments).as_text())
+    return str(jax.jit(jax.grad(loss) if draw(st.booleans()) else forward).lower(arguments).as_text()), parts
 
 
 @settings(max_examples=80, deadline=None, derandomize=True)
 @given(programs())
-def test_a_random_program_computes_the_same(text: str):
+def test_a_random_program_computes_the_same(program: tuple[str, int]):
+    text, parts = program
     with context():
         module = ir.Module.parse(text)
         build_pass_manager("rhino-normalize", module.context).run(module.operation)
         text = str(module)
-    module, _ = run_pass(text)
+    module, _ = run_pass(text, f"{{parts={parts}}}")
     check_same(text, module, atol=1e-3)
-    again, _ = run_pass(str(module))
+    again, _ = run_pass(str(module), f"{{parts={parts}}}")
     assert str(again) == str(module)
 
 
