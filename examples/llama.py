@@ -5,8 +5,10 @@ Source: LLaMA (Touvron et al., 2023), section 2.2; The Llama 3 Herd of Models (2
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import Final
 
 import jax
@@ -21,8 +23,10 @@ class LlamaConfig:
     """Sizes of a LLaMA; each of the `kv_heads` keys and values is shared by heads / kv_heads queries.
 
     `scan` rolls the layers into one loop, `remat` keeps only what goes from layer to layer for the backward pass,
-    `fused_gate_up` makes one projection of two. `rope_theta` is the base of the rotary positions' wave lengths. `dtype`
-    is what the layers compute in: parameters, their updates, normalisation, softmax and the loss are float32 in all.
+    `fused_qkv` makes one projection of three, and `fused_gate_up` one of two. In `parallel` layers attention and the
+    feed-forward have the same input, as in PaLM (Chowdhery et al., 2022), and one projection where both are fused.
+    `rope_theta` is the base of the rotary positions' wave lengths. `dtype` is what the layers compute in: parameters,
+    their updates, normalisation, softmax and the loss are float32 in all.
     """
 
     layers: int = 2
@@ -34,7 +38,9 @@ class LlamaConfig:
     seq: int = 1024
     batch: int = 8
     rope_theta: float = 500000.0
+    fused_qkv: bool = False
     fused_gate_up: bool = False
+    parallel: bool = False
     scan: bool = False
     remat: bool = False
     dtype: DType = "f32"
@@ -52,6 +58,20 @@ class LlamaConfig:
         """The size of one head."""
         return self.hidden // self.heads
 
+    @property
+    def projections(self) -> dict[str, dict[str, int]]:
+        """What each weight projects a layer's input to, with the width of each."""
+        kv = self.kv_heads * self.head_dim
+        attention, forward = {"q": self.hidden, "k": kv, "v": kv}, {"gate": self.ffn, "up": self.ffn}
+        if self.parallel and self.fused_qkv and self.fused_gate_up:
+            return {"qkv_gate_up": {**attention, **forward}}
+        parts = (("qkv", attention, self.fused_qkv), ("gate_up", forward, self.fused_gate_up))
+        return {
+            name: each
+            for fused_name, widths, fused in parts
+            for name, each in ({fused_name: widths} if fused else {n: {n: size} for n, size in widths.items()}).items()
+        }
+
 
 # The Llama 3 Herd of Models, table 3, with the sequence length of its pre-training; the batch is ours.
 PRESETS: Final = {
@@ -61,15 +81,12 @@ PRESETS: Final = {
 
 def init_layer(cfg: LlamaConfig, key: jax.Array) -> Params:
     """Returns the parameters of one layer."""
-    d, f, kv = cfg.hidden, cfg.ffn, cfg.kv_heads * cfg.head_dim
-    q, k, v, out, gate, up, down = jax.random.split(key, 7)
-    gate_up = (
-        {"gate_up": normal(gate, d, 2 * f)}
-        if cfg.fused_gate_up
-        else {"gate": normal(gate, d, f), "up": normal(up, d, f)}
-    )
-    attention = {"q": normal(q, d, d), "k": normal(k, d, kv), "v": normal(v, d, kv), "out": normal(out, d, d)}
-    return {"norm1": jnp.ones(d), **attention, "norm2": jnp.ones(d), **gate_up, "down": normal(down, f, d)}
+    d, names = cfg.hidden, ("q", "k", "v", "out", "gate", "up", "down")
+    keys = dict(zip(names, jax.random.split(key, len(names)), strict=True))
+    own = {name: normal(keys[next(iter(each))], d, sum(each.values())) for name, each in cfg.projections.items()}
+    back = {"out": normal(keys["out"], d, d), "down": normal(keys["down"], cfg.ffn, d)}
+    norms = {"norm1": jnp.ones(d)} | ({} if cfg.parallel else {"norm2": jnp.ones(d)})
+    return norms | own | back
 
 
 def init(cfg: LlamaConfig, key: jax.Array) -> Params:
@@ -81,6 +98,16 @@ def init(cfg: LlamaConfig, key: jax.Array) -> Params:
         "final": jnp.ones(cfg.hidden),
         "head": normal(head, cfg.hidden, cfg.vocab),
     }
+
+
+def project(cfg: LlamaConfig, p: Params, x: jax.Array, names: Container[str]) -> dict[str, jax.Array]:
+    """Returns by name what the weights that give any of `names` make of `x` [batch, seq, hidden]."""
+    found: dict[str, jax.Array] = {}
+    for weight, widths in cfg.projections.items():
+        if any(name in names for name in widths):
+            parts = jnp.split(x @ p[weight], list(accumulate(widths.values()))[:-1], axis=-1)
+            found |= zip(widths, parts, strict=True)
+    return found
 
 
 def rotary_angles(cfg: LlamaConfig) -> jax.Array:
@@ -98,26 +125,28 @@ def rotate(x: jax.Array, angles: jax.Array) -> jax.Array:
     return jnp.concatenate([left * cos - right * sin, left * sin + right * cos], axis=-1)
 
 
-def attention(cfg: LlamaConfig, angles: jax.Array, p: Params, x: jax.Array) -> jax.Array:
-    """Causal grouped-query attention over `x` [batch, seq, hidden]."""
-    batch, seq, _ = x.shape
+def attention(cfg: LlamaConfig, angles: jax.Array, p: Params, made: dict[str, jax.Array]) -> jax.Array:
+    """Causal grouped-query attention of the projections `q`, `k` and `v`."""
+    batch, seq, hidden = made["q"].shape
     group = cfg.heads // cfg.kv_heads
-    q = (x @ p["q"]).reshape(batch, seq, cfg.kv_heads, group, cfg.head_dim)
-    k, v = ((x @ p[name]).reshape(batch, seq, cfg.kv_heads, cfg.head_dim) for name in ("k", "v"))
+    q = made["q"].reshape(batch, seq, cfg.kv_heads, group, cfg.head_dim)
+    k, v = (made[name].reshape(batch, seq, cfg.kv_heads, cfg.head_dim) for name in ("k", "v"))
     mixed = attend(rotate(q, angles), rotate(k, angles), v, causal_mask(seq))
-    return jnp.matmul(mixed.reshape(x.shape), p["out"])
+    return jnp.matmul(mixed.reshape(batch, seq, hidden), p["out"])
 
 
-def feed_forward(cfg: LlamaConfig, p: Params, x: jax.Array) -> jax.Array:
-    """SwiGLU over `x` [batch, seq, hidden]."""
-    gate, up = jnp.split(x @ p["gate_up"], 2, axis=-1) if cfg.fused_gate_up else (x @ p["gate"], x @ p["up"])
-    return jnp.matmul(jax.nn.silu(gate) * up, p["down"])
+def feed_forward(p: Params, made: dict[str, jax.Array]) -> jax.Array:
+    """SwiGLU of the projections `gate` and `up`."""
+    return jnp.matmul(jax.nn.silu(made["gate"]) * made["up"], p["down"])
 
 
 def layer(cfg: LlamaConfig, angles: jax.Array, x: jax.Array, p: Params, _key: jax.Array) -> jax.Array:
     """One layer over `x` [batch, seq, hidden]; nothing in it is random."""
-    x = x + attention(cfg, angles, p, rms_norm(p["norm1"], x))
-    return x + feed_forward(cfg, p, rms_norm(p["norm2"], x))
+    made = project(cfg, p, rms_norm(p["norm1"], x), ("q", "k", "v", *(("gate", "up") if cfg.parallel else ())))
+    x = x + attention(cfg, angles, p, made)
+    if not cfg.parallel:
+        made = project(cfg, p, rms_norm(p["norm2"], x), ("gate", "up"))
+    return x + feed_forward(p, made)
 
 
 def loss(cfg: LlamaConfig, params: Params, tokens: jax.Array, key: jax.Array) -> jax.Array:

@@ -40,7 +40,7 @@ CASES = [
     (aot, "others", ["--programs=clusters", "--clusters=cpu8"], 1),
     (traffic, "models", ["--models=mlp"], 5),
     (traffic, "pad", ["--layers=1", "--hidden=256", "--seq=64", "--vocab=50257"], 3),
-    (traffic, "strides", SMALL_GPT, 4),
+    (traffic, "strides", [*SMALL_GPT, "--models=gpt,grouped-joined"], 2),
     (plans, "stages", STAGES, 1),
     (plans, "stage-times", [*STAGES, "--tolerances=0.1"], 1),
     (plans, "precision", ["--models=small-gpt", "--clusters=h100x8"], 1),
