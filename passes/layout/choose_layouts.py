@@ -1,7 +1,8 @@
 """Choose shardings, and with them whether dims that are cut into blocks are stored as blocks.
 
-A step in which `rhino-materialize-strides` finds views is planned twice: as it is, and with them. What takes less is
-kept. Any other step is planned once, as `rhino-choose-shardings` does it.
+A step in which `rhino-materialize-strides` finds views is planned twice: as it is, and with them. Where these are of
+several kinds, it is planned without each kind that moves something in turn, and the kind is left out if the step is
+faster so. What takes least is kept. Any other step is planned once, as `rhino-choose-shardings` does it.
 
 Reads     what `rhino-choose-shardings` and `rhino-materialize-strides` read; the views are for all devices of the mesh.
 Writes    what these write: views where the step is faster with them, and shardings.
@@ -29,7 +30,7 @@ from rhino.ir.plan.plan import Dims, Tensor, dims_between_calls, kind_of
 from rhino.ir.program.stored_shapes import VIEW, interleaved_of, logical_shape, padded_shape
 from rhino.ir.units import format_seconds
 from rhino.passes.base import Remarks, opt, run_pipeline
-from rhino.passes.layout.materialize_strides import MaterializeStrides, may_cut
+from rhino.passes.layout.materialize_strides import MaterializeStrides, may_cut, write_views
 from rhino.passes.layout.shapes import Shape
 from rhino.passes.sharding.choose_shardings import LEVELS, ChooseShardings, PhaseTimes, ShardingChoice
 from rhino.passes.sharding.planning_pass import Target
@@ -78,12 +79,8 @@ class ChooseLayouts(ChooseShardings):
         if viewed is None:
             super().run(module, remarks)
             return
-        plain, blocks = (_Tried(remarks) for _ in range(2))
-        plain.plan(self, module)
-        blocks.remarks.items += found.items
-        blocks.plan(self, viewed)
-        if self.own_shapes and blocks.choice is not None:
-            blocks.moved_s = _moved_s(blocks.choice)
+        blocks = self.tried_in_blocks(module, viewed, found.result(Views), remarks)
+        plain = self.tried(module, {}, remarks)
         if plain.choice is None and blocks.choice is None:
             assert plain.error is not None, "it was not planned"
             raise plain.error
@@ -91,30 +88,57 @@ class ChooseLayouts(ChooseShardings):
         is_faster = blocks.step_s < plain.step_s * (1 - LEVELS[self.level].gap)
         taken, other = (blocks, plain) if is_faster else (plain, blocks)
         if taken is blocks:
-            _swap(module, viewed)
-        values = dict(found.result(Views).values) if taken is blocks else {}
-        choice = LayoutChoice(values, taken.moved_s, other.as_other(is_viewed=other is blocks))
+            _swap(module, blocks.module)
+            remarks.items += found.items
+        choice = LayoutChoice(taken.values, taken.moved_s, other.as_other(is_viewed=other is blocks))
         remarks.items += taken.remarks.items
         remarks.add(self.name, Place(remarks.file), _words(taken, choice))
         for result in taken.remarks.results.values():
             remarks.record(result)
         remarks.record(choice)
 
+    def tried_in_blocks(self, module: ir.Operation, viewed: ir.Operation, views: Views, remarks: Remarks) -> _Tried:
+        """Plans a step with all its views, as `viewed` has them, then without the kinds that make it slower."""
+        best, kinds = self.tried(viewed, dict(views.values), remarks), views.kinds
+        num_arguments, kept = len(entry_function(module, remarks.file).arguments), kinds
+        for kind in kinds:
+            moves = any(one.border_bytes for one in kind) or (
+                self.own_shapes and any(value < num_arguments for one in kind for value, _ in one.blocks)
+            )
+            left = [other for other in kept if other is not kind]
+            if not moves or not left:
+                continue
+            copy, values = module.clone(), views.of([region for other in left for region in other])
+            write_views(copy, values, remarks.file)
+            fewer = self.tried(copy, values, remarks)
+            if fewer.step_s < best.step_s * (1 - LEVELS[self.level].gap):
+                best, kept = fewer, left
+        return best
+
+    def tried(self, module: ir.Operation, values: dict[int, View], remarks: Remarks) -> _Tried:
+        """Plans a form of a step."""
+        found = _Tried(module, values, remarks)
+        found.plan(self)
+        if self.own_shapes and values and found.choice is not None:
+            found.moved_s = _moved_s(found.choice)
+        return found
+
 
 class _Tried:
     """A form of a step as it was planned: its choice, or the error where there is none."""
 
-    def __init__(self, remarks: Remarks) -> None:
+    def __init__(self, module: ir.Operation, values: dict[int, View], remarks: Remarks) -> None:
+        self.module, self.values = module, values
         self.remarks = Remarks(remarks.file)
         self.remarks.record(remarks.find(PhaseTimes) or PhaseTimes())
         self.choice: ShardingChoice | None = None
         self.error: RhinoError | None = None
         self.moved_s = 0.0
 
-    def plan(self, chooser: ChooseShardings, module: ir.Operation) -> None:
-        """Chooses and writes the shardings of a module."""
+    def plan(self, chooser: ChooseShardings) -> None:
+        """Chooses and writes the shardings."""
         try:
-            ChooseShardings.run(chooser, module, self.remarks)
+            ChooseShardings.run(chooser, self.module, self.remarks)
             self.choice = self.remarks.result(ShardingChoice)
         except RhinoError as error:
             self.error = error

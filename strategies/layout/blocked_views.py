@@ -63,6 +63,23 @@ class Views:
     ops: Mapping[int, tuple[View, ...]]
     regions: tuple[Region, ...]
 
+    @property
+    def kinds(self) -> list[list[Region]]:
+        """The regions by kind, as of layers that are alike, in the order of the first of each."""
+        found: dict[tuple[Blocks, int, int], list[Region]] = {}
+        for region in self.regions:
+            found.setdefault((region.blocks[region.seed], region.cut_bytes, region.border_bytes), []).append(region)
+        return list(found.values())
+
+    def of(self, regions: Sequence[Region]) -> dict[int, View]:
+        """Returns the views of the values in some of the regions."""
+        places = {place for region in regions for place in region.blocks}
+        found = {
+            value: tuple(one if (value, dim) in places else Blocks((one.size,)) for dim, one in enumerate(view))
+            for value, view in self.values.items()
+        }
+        return {value: view for value, view in found.items() if not all(one.is_whole for one in view)}
+
 
 def find_views(
     graph: Graph, cuts: Mapping[int, Cut], able: Sequence[bool], blocked: frozenset[Place], num_parts: int
