@@ -4,6 +4,7 @@ import dataclasses
 
 import gpt
 import jax
+import llama
 import numpy as np
 import pytest
 from planning import sharded
@@ -25,6 +26,12 @@ from rhino.passes.planner.unstaged_plan import annotate, search
 from rhino.passes.sharding.choose_shardings import ShardingChoice
 
 MODEL = gpt.model(dataclasses.replace(GPT, layers=2, fused_qkv=True))
+GROUPED = llama.model(
+    llama.LlamaConfig(
+        layers=2, hidden=64, heads=16, kv_heads=8, ffn=64, vocab=64, seq=8, batch=8, fused_qkv=True, parallel=True
+    )
+)
+"""Queries are twice as wide as keys and values: blocks of several sizes."""
 PLAIN = "rhino-normalize,func.func(sdy-populate-op-sharding-rules),rhino-choose-shardings{cluster=cpu8 mesh=8}"
 
 
@@ -77,9 +84,12 @@ def test_a_user_who_splits_the_fused_dim_has_it_so(text):
     assert [one.dims for one in found.plan.arguments if "qkv" in one.path] == [((), ("x",))] * 6
 
 
-def test_a_plan_that_was_kept_is_the_program_with_its_views(text):
+@pytest.mark.parametrize("model", [MODEL, GROUPED])
+def test_a_plan_that_was_kept_is_the_program_with_its_views(model):
+    text = export_step(model).encode()
     found = planned(text, num="2")
     assert found.plan.sharding.views
+    assert any(one.interleaved for one in found.plan.arguments) == (model is GROUPED)
     kept = plan_of(plan_data(plan_text(found.plan, {}), "gpt"), None, {})
     assert kept == found.plan
     again = read_module(text, "gpt", make_context())
@@ -95,23 +105,28 @@ def test_a_plan_that_was_kept_is_the_program_with_its_views(text):
         ((3, 12), (3, 2, 6), ((), ("x",), ("y",)), ((), ("x",))),
         ((5, 16), (5, 4, 4), ((), ("y",), ("x",)), ((), ("y", "x"))),
         ((5, 10), (5, 5, 2), ((), (), ("y",)), ((), ())),
+        ((8, 16), (8, 4, 4), ((), ("y",), ()), (("y",), ())),
     ],
 )
 def test_between_calls_arrays_have_no_blocks(shape, viewed, dims, expected):
-    tensor = Tensor("w", f"float32[{','.join(map(str, shape))}]", dims, 0, viewed=viewed)
+    interleaved = ((), (4, 8, 4, 4)) if shape == (8, 16) else ()
+    tensor = Tensor("w", f"float32[{','.join(map(str, shape))}]", dims, 0, viewed=viewed, interleaved=interleaved)
     assert dims_between_calls(tensor, {"x": 2, "y": 4}) == expected
 
 
-@pytest.mark.parametrize("options", [{"mesh": "8"}, {"mesh": "4", "stages": 2, "micro_batches": 2}])
-def test_calls_and_state_have_the_shapes_of_the_function(options, monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [(MODEL, {"mesh": "8"}), (GROUPED, {"mesh": "8"}), (GROUPED, {"mesh": "4", "stages": 2, "micro_batches": 2})],
+)
+def test_calls_and_state_have_the_shapes_of_the_function(model, options, monkeypatch, tmp_path):
     monkeypatch.setattr(choose_layouts, "_moved_s", lambda choice: 0.0)  # or blocks would not pay for so small a step
-    step, key = make_step(MODEL), jax.random.key(0)
+    step, key = make_step(model), jax.random.key(0)
     fast = rhino.parallelize(step, cluster="cpu8", donate_argnums=0, **options)
-    batch = MODEL.sample(key)
-    plan = fast.plan(jax.eval_shape(lambda key: init_state(MODEL, key), key), batch)
+    batch = model.sample(key)
+    plan = fast.plan(jax.eval_shape(lambda key: init_state(model, key), key), batch)
     assert sum(bool(one.viewed) for one in plan.facts.arguments) == 6
     assert "blocks in 6 of" in plan.explain()
-    state, reference = fast.init(lambda key: init_state(MODEL, key), key), init_state(MODEL, key)
+    state, reference = fast.init(lambda key: init_state(model, key), key), init_state(model, key)
     for _ in range(2):
         state, loss = fast(state, batch)
         reference, expected = jax.jit(step)(reference, batch)
