@@ -16,7 +16,7 @@ from __future__ import annotations
 import difflib
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +24,7 @@ import numpy as np
 
 from rhino.ir.arrays import Ints
 from rhino.ir.cluster.file import cluster_to_text, parse_cluster
+from rhino.ir.cluster.groups import joined
 from rhino.ir.cluster.hardware import Cluster, Device, Level, Line, Topology
 from rhino.ir.cluster.mesh import Mesh, mesh_of_shape
 from rhino.ir.cluster.presets import PRESETS
@@ -82,13 +83,16 @@ class MeshAxis:
 
 
 def load_cluster(name_or_path: str) -> Cluster:
-    """Returns the preset of that name, or the cluster that the file at that path describes.
+    """Returns the preset of that name, or the cluster that the file at that path describes; of several, joined by "+".
 
     Raises:
-        RhinoError: RHI-CLUSTER-001 for a name that is neither, RHI-CLUSTER-002 for a malformed or unreadable file.
+        RhinoError: RHI-CLUSTER-001 for a name that is neither, or clusters that cannot be joined, RHI-CLUSTER-002 for a
+            malformed or unreadable file.
     """
     if name_or_path in PRESETS:
         return parse_cluster(PRESETS[name_or_path], f"<preset {name_or_path}>")
+    if JOINS in name_or_path and not os.path.isfile(name_or_path):
+        return _joined(name_or_path)
     path = Path(name_or_path)
     if path.suffix != ".toml" and not os.path.isfile(path):
         raise _unknown_preset(name_or_path)
@@ -100,6 +104,32 @@ def load_cluster(name_or_path: str) -> Cluster:
         fix = "give a readable TOML file or a preset's name"
         raise RhinoError("RHI-CLUSTER-002", what, Place(name_or_path), fix=fix) from None
     return parse_cluster(text, name_or_path)
+
+
+JOINS: Final = "+"
+"""What stands between the clusters that are groups of one."""
+
+
+def _joined(names: str) -> Cluster:
+    """Returns the cluster whose groups are those of these names.
+
+    They are joined as the machines of the preset `v100x8x2` are: each machine, which is as many devices as the smallest
+    has, by a port of its own.
+    """
+    groups = [load_cluster(one) for one in names.split(JOINS)]
+    platform = groups[0].device.platform
+    for one in groups:
+        if one.groups or one.device.platform != platform:
+            why = "has groups itself" if one.groups else f"is of {one.device.platform}s"
+            what, fix = f"got cluster {names!r}, and {one.name!r} {why}", f"join clusters of equal {platform}s"
+            raise RhinoError("RHI-CLUSTER-001", what, fix=fix)
+    machine = math.gcd(*[one.levels[-1].size for one in groups])
+    network = replace(load_cluster(_NETWORK_OF).levels[0], devices_per_port=machine, size=len(groups))
+    return joined(names, " and ".join(one.about for one in groups), groups, network)
+
+
+_NETWORK_OF: Final = "v100x8x2"
+"""The preset whose network joins clusters that somebody names together."""
 
 
 def _unknown_preset(name: str) -> RhinoError:

@@ -1,6 +1,7 @@
 """Cluster files: TOML text to `Cluster` and back. `docs/cluster.md` describes the format.
 
-Version 2 has what version 1 has, and what only measurements tell: all of it optional.
+Version 2 has what version 1 has, and what only measurements tell: all of it optional. Version 3 has groups of devices:
+each is a table with what a file of version 2 has.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import tomllib
 from dataclasses import replace
 from typing import Final
 
+from rhino.ir.cluster.groups import joined
 from rhino.ir.cluster.hardware import (
     FLOPS_KEYS,
     PLATFORMS,
@@ -28,7 +30,7 @@ from rhino.ir.cluster.table import Table
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.graph.collective_stats import KINDS
 
-VERSIONS: Final = (1, 2)
+VERSIONS: Final = (1, 2, 3)
 _DEVICE_FIGURES: Final = (
     "hbm_bytes",
     "usable_hbm_fraction",
@@ -43,6 +45,7 @@ _ORIGIN: Final = ("date", "machine", "platform", "device_kind", "jaxlib")
 MOST_DEVICES: Final = 1 << 20
 """Devices of a cluster: ten times those of the largest that there are (some 100,000, 2025), and few enough to list."""
 _LEVELS: Final = "one or more [[level]] tables, outermost first"
+_GROUPS: Final = "one or more [[group]] tables"
 _LEVEL_FIGURES: Final = ("latency_s", "port_bytes_per_s", "efficiency")
 
 
@@ -53,11 +56,25 @@ def parse_cluster(text: str, file: str = "") -> Cluster:
         RhinoError: RHI-CLUSTER-002 where the text is not TOML or a key is missing, unknown or has a bad value.
     """
     root = Table(_toml(text, file), "", file)
-    known = ("version", "name", "about", "device", "level")
-    root.keys(*known, optional=("measured", "operator", "compile_for"))
+    if "version" not in root.data:
+        root.keys("version", "name", "about", *_EQUAL_DEVICES, optional=_MAY_BE_THERE)
     version = root.count("version")
     if version not in VERSIONS:
         root.fail("version", " or ".join(map(str, VERSIONS)))
+    cluster = _of_groups(root) if "group" in root.data else _of_equal_devices(root, "version")
+    if version < _version(cluster):
+        why = "groups" if cluster.groups else "measurements"
+        root.fail("version", f"{_version(cluster)}, for the file has {why}")
+    return cluster
+
+
+_EQUAL_DEVICES: Final = ("device", "level")
+_MAY_BE_THERE: Final = ("measured", "operator", "compile_for")
+
+
+def _of_equal_devices(root: Table, *more: str) -> Cluster:
+    """Returns the cluster of equal devices that a table describes, which has the keys `more` too."""
+    root.keys(*more, "name", "about", *_EQUAL_DEVICES, optional=_MAY_BE_THERE)
     origin = _origin(root.table("measured")) if "measured" in root.data else None
     operators = (
         file_operators(root.tables("operator", "one or more [[operator]] tables")) if "operator" in root.data else ()
@@ -69,13 +86,40 @@ def parse_cluster(text: str, file: str = "") -> Cluster:
     compile_for = root.text("compile_for") if "compile_for" in root.data else ""
     cluster = Cluster(root.text("name"), root.text("about"), device, levels, origin, compile_for)
     _check_levels(cluster, root)
-    if version < _version(cluster):
-        root.fail("version", f"{_version(cluster)}, for the file has measurements")
+    return cluster
+
+
+def _of_groups(root: Table) -> Cluster:
+    """Returns the cluster of groups that a file describes."""
+    root.keys("version", "name", "about", "group", "level")
+    tables = root.tables("group", _GROUPS)
+    groups = [_of_equal_devices(table) for table in tables]
+    for number, (group, table) in enumerate(zip(groups, tables, strict=True)):
+        if group.device.platform != groups[0].device.platform:
+            table.table("device").fail(
+                "platform", f"{groups[0].device.platform}, as the other groups: one compiler for all"
+            )
+        if group.name in [one.name for one in groups[:number]]:
+            table.fail("name", "a name that no other group has")
+    levels = root.tables("level", _LEVELS)
+    if len(levels) != 1:
+        root.fail("level", "one [[level]] table, which joins the groups")
+    between = _level(levels[0])
+    if between.size != len(groups):
+        levels[0].fail("size", f"{len(groups)}, the number of groups")
+    cluster = joined(root.text("name"), root.text("about"), groups, between)
+    if cluster.num_devices > MOST_DEVICES:
+        root.fail("group", f"at most {MOST_DEVICES:,} devices in all")
+    if cluster.devices_per_unit(0) % between.devices_per_port:
+        unit = cluster.devices_per_unit(0)
+        levels[0].fail("devices_per_port", f"a divisor of the {unit} devices that the numbers of all groups divide by")
     return cluster
 
 
 def _version(cluster: Cluster) -> int:
     """The first version of the format that has all that a cluster has."""
+    if cluster.groups:
+        return 3
     device = cluster.device
     figures = [getattr(device, key) for key in _MEASURED_FIGURES]
     measured = any(level.collectives or level.transfer for level in cluster.levels)
@@ -84,31 +128,47 @@ def _version(cluster: Cluster) -> int:
 
 def cluster_to_text(cluster: Cluster) -> str:
     """Returns the cluster file of `cluster`; `parse_cluster` gives back an equal value."""
-    lines = [f"version = {_version(cluster)}", f"name = {_string(cluster.name)}", f"about = {_string(cluster.about)}"]
+    head = [f"version = {_version(cluster)}"]
+    if not cluster.groups:
+        return "\n".join([*head, *_equal_devices_lines(cluster)]) + "\n"
+    lines = [*head, *_name_lines(cluster)]
+    for group in cluster.groups:
+        lines += ["", "[[group]]", *_equal_devices_lines(group, "group.")]
+    between = replace(cluster.levels[0], size=len(cluster.groups))
+    return "\n".join([*lines, "", *_level_lines(between)]) + "\n"
+
+
+def _name_lines(cluster: Cluster) -> list[str]:
+    return [f"name = {_string(cluster.name)}", f"about = {_string(cluster.about)}"]
+
+
+def _equal_devices_lines(cluster: Cluster, path: str = "") -> list[str]:
+    """Returns what a file says of a cluster of equal devices, whose tables have names that begin with `path`."""
+    lines = _name_lines(cluster)
     lines += [f"compile_for = {_string(cluster.compile_for)}"] if cluster.compile_for else []
     if cluster.measured:
-        lines += ["", "[measured]", *(f"{key} = {_string(getattr(cluster.measured, key))}" for key in _ORIGIN)]
+        lines += ["", f"[{path}measured]", *(f"{key} = {_string(getattr(cluster.measured, key))}" for key in _ORIGIN)]
     device, sources = cluster.device, dict(cluster.device.sources)
-    lines += ["", "[device]", f"kind = {_string(device.kind)}", f"platform = {_string(device.platform)}"]
+    lines += ["", f"[{path}device]", f"kind = {_string(device.kind)}", f"platform = {_string(device.platform)}"]
     lines += [_figure_line(key, getattr(device, key), sources[key]) for key in (*_DEVICE_FIGURES, *_known(device))]
-    lines += ["", "[device.flops_per_s]"]
+    lines += ["", f"[{path}device.flops_per_s]"]
     lines += [_figure_line(key, value, sources[f"flops_per_s.{key}"]) for key, value in device.flops_per_s]
     for one in device.operators:
-        lines += ["", "[[operator]]", f"op = {_string(one.op)}", f"dtype = {_string(one.dtype)}"]
+        lines += ["", f"[[{path}operator]]", f"op = {_string(one.op)}", f"dtype = {_string(one.dtype)}"]
         lines += [f"points = {[list(point) for point in one.points]!r}", f"source = {_string(one.source)}"]
     for level in cluster.levels:
-        lines += ["", *_level_lines(level)]
-    return "\n".join(lines) + "\n"
+        lines += ["", *_level_lines(level, path)]
+    return lines
 
 
 def _known(device: Device) -> list[str]:
     return [key for key in (*_BYTES_FIGURES, _HOST_RATE, *_MEASURED_FIGURES) if getattr(device, key) is not None]
 
 
-def _level_lines(level: Level) -> list[str]:
+def _level_lines(level: Level, path: str = "") -> list[str]:
     sources = dict(level.sources)
     lines = [
-        "[[level]]",
+        f"[[{path}level]]",
         f"name = {_string(level.name)}",
         f"size = {level.size}",
         f"topology = {_string(level.topology)}",
@@ -116,18 +176,18 @@ def _level_lines(level: Level) -> list[str]:
     lines += [f"devices_per_port = {level.devices_per_port}"]
     lines += [_figure_line(key, getattr(level, key), sources[key]) for key in _LEVEL_FIGURES]
     if level.partial_bytes_per_s:
-        lines += ["[level.partial_bytes_per_s]"]
+        lines += [f"[{path}level.partial_bytes_per_s]"]
         lines += [
             _figure_line(str(units), rate, sources[f"partial_bytes_per_s.{units}"])
             for units, rate in level.partial_bytes_per_s
         ]
     for kind in KINDS:
         rows = [(units, line) for name, units, line in level.collectives if name == kind]
-        lines += [f"[level.collectives.{kind}]"] if rows else []
+        lines += [f"[{path}level.collectives.{kind}]"] if rows else []
         lines += [f"{units} = {_line_text(line, sources[f'collectives.{kind}.{units}'])}" for units, line in rows]
     if level.transfer is not None:
         lines += [
-            "[level.transfer]",
+            f"[{path}level.transfer]",
             f"latency_s = {level.transfer.fixed_s!r}",
             f"bytes_per_s = {level.transfer.per_s!r}",
         ]

@@ -218,10 +218,12 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Equal devices joined by `levels`, outermost (slowest) first.
+    """Devices joined by `levels`, outermost (slowest) first: equal ones, or `groups` of them.
 
     Devices are numbered with the innermost level fastest. `compile_for` is what the platform's compiler calls them: a
     topology for TPUs ("v5e:2x4"), the name of a described device for GPUs ("h100-sxm"); empty where nobody says.
+
+    Where there are unlike `groups`, `device` and `levels` are what all of them have (rhino.ir.cluster.groups).
     """
 
     name: str
@@ -230,6 +232,7 @@ class Cluster:
     levels: tuple[Level, ...]
     measured: Origin | None = None
     compile_for: str = ""
+    groups: tuple[Cluster, ...] = ()
 
     @property
     def num_devices(self) -> int:

@@ -61,6 +61,46 @@ f32 = {{ value = 16.4e12, source = "NVIDIA V100 data sheet (2020), V100S PCIe: 1
 f16 = {{ value = 130e12, source = "NVIDIA V100 data sheet (2020), V100S PCIe: 130 tensor TFLOPS" }}
 """
 
+_P100_SHEET = "NVIDIA P100 data sheet (2016), PCIe 16 GB"
+
+_P100: Final = f"""
+[device]
+kind = "P100-PCIE-16GB"
+platform = "gpu"
+hbm_bytes = {{ value = 17179869184, source = "{_P100_SHEET}: 16 GB HBM2, that is 16 GiB" }}
+usable_hbm_fraction = {{ value = 0.75, source = "{_XLA_GPU_MEMORY}" }}
+hbm_bytes_per_s = {{ value = 7.32e11, source = "{_P100_SHEET}: 732 GB/s" }}
+{_PCIE3_SHARED}
+matmul_efficiency = {{ value = 0.75, source = "estimate: as on V100" }}
+memory_efficiency = {{ value = 0.75, source = "estimate, after Jia et al., Dissecting Volta (2018): \
+about 550 of 732 GB/s" }}
+workspace_bytes = {{ value = 4194304, source = "{_WORKSPACE}: 4 MiB" }}
+[device.flops_per_s]
+f64 = {{ value = 4.7e12, source = "{_P100_SHEET}: 4.7 TFLOPS" }}
+f32 = {{ value = 9.3e12, source = "{_P100_SHEET}: 9.3 TFLOPS" }}
+f16 = {{ value = 18.7e12, source = "{_P100_SHEET}: 18.7 TFLOPS" }}
+"""
+
+_T4_SHEET = "NVIDIA T4 data sheet (2019)"
+
+_T4: Final = f"""
+[device]
+kind = "T4-16GB"
+platform = "gpu"
+hbm_bytes = {{ value = 17179869184, source = "{_T4_SHEET}: 16 GB GDDR6" }}
+usable_hbm_fraction = {{ value = 0.75, source = "{_XLA_GPU_MEMORY}" }}
+hbm_bytes_per_s = {{ value = 3.2e11, source = "{_T4_SHEET}: 320 GB/s" }}
+{_PCIE3_SHARED}
+matmul_efficiency = {{ value = 0.6, source = "estimate: its clock falls under the power limit of 70 W" }}
+memory_efficiency = {{ value = 0.75, source = "estimate, after Jia et al., Dissecting Turing (2019): about 240 of \
+320 GB/s" }}
+workspace_bytes = {{ value = 4194304, source = "{_WORKSPACE}: 4 MiB" }}
+[device.flops_per_s]
+f32 = {{ value = 8.1e12, source = "{_T4_SHEET}: 8.1 TFLOPS" }}
+f16 = {{ value = 65e12, source = "{_T4_SHEET}: 65 TFLOPS, mixed precision" }}
+i8 = {{ value = 130e12, source = "{_T4_SHEET}: 130 TOPS" }}
+"""
+
 _A100: Final = f"""
 [device]
 kind = "A100-SXM4-80GB"
@@ -228,6 +268,20 @@ four links of a GPU stay within its quad" }}
 """
 
 
+_PCIE3_SWITCHES: Final = """
+[[level]]
+name = "pcie"
+size = 8
+topology = "switch"
+devices_per_port = 1
+latency_s = { value = 2.5e-6, source = "NCCL's tuning tables (hwLat, src/graph/tuning.cc): PCIe ring step, LL128 \
+protocol, 2.5 us" }
+port_bytes_per_s = { value = 15.75e9, source = "PCIe gen3 x16, per direction" }
+efficiency = { value = 0.65, source = "estimate: rings through PCIe switches and the sockets' link reach about \
+10 GB/s" }
+"""
+
+
 def _nvswitch(generation: int, port_bytes_per_s: float, words: str) -> str:
     return f"""
 [[level]]
@@ -346,6 +400,8 @@ _CLUSTERS: Final[dict[str, tuple[str, str, str]]] = {
         "v100s-pcie",
         _V100S_PCIE + _network("roce", 8, 1, _ROCE, _ROCE_REACHED),
     ),
+    "p100x8": ("one machine of eight P100 on PCIe", "", _P100 + _PCIE3_SWITCHES),
+    "t4x8": ("one machine of eight T4 on PCIe", "", _T4 + _PCIE3_SWITCHES),
     "a100x8": ("one DGX A100", "a100-sxm-80gb", _A100 + _NVLINK3),
     "a100x8x2": (
         "two DGX A100",
@@ -378,6 +434,9 @@ _CLUSTERS: Final[dict[str, tuple[str, str, str]]] = {
         _V5P + _torus(8, _ICI_V5P, (100e9, 100e9)),
     ),
 }
+
+JOINED: Final = ("v100x8+p100x8", "v100x8+t4x8", "a100x8+h100x8")
+"""Clusters of unlike devices, as tables of presets list them; any others are joined likewise."""
 
 PRESETS: Final[dict[str, str]] = {
     name: f'version = 1\nname = "{name}"\nabout = "{about}"\n'
