@@ -158,7 +158,7 @@ class PipelineStages(Pass):
         pins = {**self._marked(program, parts), **pins}
         _check_range(program, pins, parts.apply, self.stages)
         limit = self.budget and (self.stage_rows or self.budget)
-        budget = float(parse_size(limit)) if limit else None
+        budget = (float(parse_size(limit)),) * self.stages if limit else None
         if self.stages == 1:
             budget = None  # nothing to choose: the proof of the plan decides whether it fits, more exactly than rows
         staging = make_staging(

@@ -53,7 +53,10 @@ def stage_times(problem: StageProblem, stage: Ints, awaited: Bools) -> StageTime
     """
     num, device = problem.num_stages, problem.device(stage)
     again = problem.again if len(problem.again) else np.zeros(problem.num_nodes)
-    taken = np.where(device < num - 1, problem.work_on(0) - again, problem.work)
+    apart = problem.apart if len(problem.apart) else 0.0
+    pace = problem.pace_at(device)
+    taken = np.where(device < num - 1, problem.work + apart - again, problem.work) * pace
+    again = again * pace
 
     def by_stage(seconds: Floats) -> Floats:
         return np.bincount(stage, weights=seconds, minlength=problem.virtual.last + 1).astype(np.float64)

@@ -128,7 +128,7 @@ class _Search:
 
         It is proven where the problem is small.
         """
-        all_work = float(self.problem.work_on(0).sum())
+        all_work = max(float(self.problem.work_on(device).sum()) for device in range(self.problem.num_stages))
         on_lines = [
             least_limit(self.problem, parts, all_work, np.inf)
             for _, _, parts in self.lines

@@ -10,7 +10,7 @@ Cutting a line is exact: the best stretches under given limits by dynamic progra
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -143,13 +143,13 @@ class Stretches:
     """What each stretch of a line, from place i to before place j, takes as a stage [places + 1, places + 1].
 
     Units: `cost` in that of the problem's nets, less a constant of the line: that of nets in the stretch; `work` in
-    seconds, of the last stage `last_work`; `resident` and `saved` in bytes. `pins[s]` says whether a stretch can be
-    stage s.
+    seconds by group of devices, of the last stage `last_work`; `resident` and `saved` in bytes. `pins[s]` says whether
+    a stretch can be stage s.
     """
 
     cost: Floats
-    work: Floats
-    last_work: Floats
+    work: tuple[Floats, ...]
+    last_work: tuple[Floats, ...]
     resident: Floats
     saved: Floats
     pins: tuple[Bools, ...]
@@ -173,8 +173,10 @@ def stretches(problem: StageProblem, line: Line) -> Stretches | None:
         device = problem.virtual.stage(stage).device
         pins[device] = pins[device] & (start <= line.place[node]) & (line.place[node] < end)
     cost, resident, saved = (_present(nets, line) for nets in (problem.nets, problem.resident, problem.saved))
-    last_work = along(problem.work)
-    work = last_work + along(problem.apart) if len(problem.apart) else last_work
+    work, last_work = (
+        tuple([along(problem.work_of_group(group, is_last=is_last)) for group in range(problem.num_groups)])
+        for is_last in (False, True)
+    )
     return Stretches(cost, work, last_work, resident + along(problem.own_bytes), saved, tuple(pins))
 
 
@@ -200,28 +202,31 @@ def _present(nets: Nets, line: Line) -> Floats:
 
 def cut(problem: StageProblem, parts: Stretches, limit_s: float) -> tuple[float, Ints] | None:
     """Returns the cost and the stage ends of the best cut whose stages have at most `limit_s` of work and fit."""
-    fair, fair_last = _fair(parts.work, limit_s), _fair(parts.last_work, limit_s)
-    if not _may_be_cut(fair, fair_last, problem.num_stages):
+    fair = _fair(problem, parts, limit_s)
+    if not _may_be_cut(fair):
         return None
     # A stretch to an end that is fair starts in a window before it: of the stretches [start, end], those are looked at
     # [window, end].
-    end = np.arange(len(fair))
-    width = int((end - fair_last.argmax(axis=0)).max()) + 1  # the last stage may have most
+    end = np.arange(len(parts.cost))
+    kinds = {id(some): some for some in fair}
+    width = max(int((end - some.argmax(axis=0)).max()) for some in kinds.values()) + 1
     start = end + np.arange(1 - width, 1)[:, None]
     is_there = start >= 0
     start = np.maximum(start, 0)
-    costs = [np.where(is_there & some[start, end], parts.cost[start, end], np.inf) for some in (fair, fair_last)]
+    costs = {
+        kind: np.where(is_there & some[start, end], parts.cost[start, end], np.inf) for kind, some in kinds.items()
+    }
     best, choices = np.full(len(end), np.inf), []
     best[0] = 0.0
-    in_windows: dict[tuple[int, bool], Floats] = {}
+    in_windows: dict[tuple[int, int], Floats] = {}
     for device, (in_flight, pins) in enumerate(zip(problem.in_flight().tolist(), parts.pins, strict=True)):
-        key = id(pins), device == problem.num_stages - 1
+        key = id(pins), id(fair[device])
         if key not in in_windows:
             in_windows[key] = np.where(pins[start, end], costs[key[1]], np.inf)
         total = best[start] + in_windows[key]
         if problem.budget_bytes is not None:
             used = parts.resident[start, end] + in_flight * parts.saved[start, end]
-            fits = used <= problem.budget_bytes * (1 + ROUNDING)
+            fits = used <= problem.budget_bytes[device] * (1 + ROUNDING)
             total = np.where(fits, total, np.inf)
         choice = np.argmin(total, axis=0)
         choices.append(start[choice, end])
@@ -234,21 +239,26 @@ def cut(problem: StageProblem, parts: Stretches, limit_s: float) -> tuple[float,
     return float(best[-1] - problem.nets.size.sum()), np.array(ends, dtype=np.int64)
 
 
-def _fair(work: Floats, limit_s: float) -> Bools:
-    """Returns which stretches have at most `limit_s` of this work [start, end]."""
-    found: Bools = work <= limit_s * (1 + ROUNDING)
-    return found
+def _fair(problem: StageProblem, parts: Stretches, limit_s: float) -> list[Bools]:
+    """Returns which stretches have at most `limit_s` of work on each device [devices, start, end].
 
-
-def _may_be_cut(fair: Bools, fair_last: Bools, num_stages: int) -> bool:
-    """Says whether so many stretches reach from the first place to the last.
-
-    Each stretch goes as far as `fair` [start, end] allows.
+    Those of devices that take the same are one array.
     """
-    at, last = 0, len(fair) - 1
-    for _ in range(num_stages - 1):
-        at = last - int(fair[at, ::-1].argmax())
-    return bool(fair_last[at, last])
+    most_s = limit_s * (1 + ROUNDING)
+    groups = [problem.group_of(device) for device in range(problem.num_stages)]
+    found = {group: parts.work[group] <= most_s for group in dict.fromkeys(groups[:-1])}
+    return [*(found[group] for group in groups[:-1]), parts.last_work[groups[-1]] <= most_s]
+
+
+def _may_be_cut(fair: Sequence[Bools]) -> bool:
+    """Says whether as many stretches as there are devices reach from the first place to the last.
+
+    Each stretch goes as far as its device's `fair` [start, end] allows.
+    """
+    at, last = 0, len(fair[-1]) - 1
+    for some in fair[:-1]:
+        at = last - int(some[at, ::-1].argmax())
+    return bool(fair[-1][at, last])
 
 
 def least_limit(problem: StageProblem, parts: Stretches, high_s: float, most_cost: float) -> float:
@@ -271,9 +281,9 @@ def least_work(problem: StageProblem, parts: Stretches) -> float:
     """
 
     def is_met(limit_s: float) -> bool:
-        return _may_be_cut(_fair(parts.work, limit_s), _fair(parts.last_work, limit_s), problem.num_stages)
+        return _may_be_cut(_fair(problem, parts, limit_s))
 
-    return _least(problem, parts, float(problem.work.sum()), is_met)
+    return _least(problem, parts, max(float(one[0, -1]) for one in (*parts.work, *parts.last_work)), is_met)
 
 
 def _least(problem: StageProblem, parts: Stretches, high_s: float, is_met: Callable[[float], bool]) -> float:
@@ -281,10 +291,11 @@ def _least(problem: StageProblem, parts: Stretches, high_s: float, is_met: Calla
 
     It is an equal share, or else the work of a stretch, for it depends on nothing else.
     """
-    low_s = float(problem.work.sum()) / problem.num_stages
+    least = problem.work * problem.pace.min(axis=0) if len(problem.pace) else problem.work
+    low_s = float(least.sum()) / problem.num_stages
     if is_met(low_s):
         return low_s
-    works = np.stack([parts.work, parts.last_work])
+    works = np.stack([*parts.work, *parts.last_work])
     between_s = np.unique(works[(low_s < works) & (works < high_s)])
     found = bisect_left(range(len(between_s)), True, key=lambda number: is_met(float(between_s[number])))
     return float(between_s[found]) if found < len(between_s) else high_s
@@ -295,6 +306,6 @@ def equal_cut(parts: Stretches, num_stages: int) -> Ints:
 
     That is the split of equal layers.
     """
-    done = parts.work[0]
+    done = parts.work[0][0]
     shares = done[-1] * np.arange(1, num_stages + 1) / num_stages
     return np.array([*(np.argmin(np.abs(done - share)) for share in shares[:-1]), len(done) - 1], dtype=np.int64)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rhino.ir.arrays import Floats, Ints
-from rhino.strategies.pipeline.stages.stage_problem import OPEN, StageProblem, merged_nets
+from rhino.strategies.pipeline.stages.stage_problem import OPEN, StageProblem, merged_nets, paces
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,9 +46,10 @@ def merged(problem: StageProblem, head: Ints) -> Merged:
     distinct = np.unique(ends[:, ends[0] != ends[1]], axis=1) if ends.size else ends
     pinned = np.full(num, OPEN, dtype=np.int64)
     pinned[group[problem.pinned != OPEN]] = problem.pinned[problem.pinned != OPEN]
+    work = _summed(problem.work, group, num)
     joined = replace(
         problem,
-        work=_summed(problem.work, group, num),
+        work=work,
         before=distinct[0],
         after=distinct[1],
         nets=merged_nets(problem.nets, group),
@@ -58,6 +59,7 @@ def merged(problem: StageProblem, head: Ints) -> Merged:
         apart=_summed(problem.apart, group, num) if len(problem.apart) else problem.apart,
         again=_summed(problem.again, group, num) if len(problem.again) else problem.again,
         own_bytes=_summed(problem.own_bytes, group, num),
+        pace=paces([_summed(problem.work * pace, group, num) for pace in problem.pace], work),
         resident=merged_nets(problem.resident, group, least=1),
         saved=merged_nets(problem.saved, group, least=1),
     )

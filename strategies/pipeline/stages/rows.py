@@ -254,13 +254,13 @@ class StageRows:
                 self.at_most(_scaled(work, 1 / self.limit_s), 1 + ROUNDING)
             elif self.most_work is not None:
                 self.at_most(_less(_scaled(work, 1 / self._all_work()), {self.most_work: 1.0}), 0.0)
-            if problem.budget_bytes is None or self._most_bytes(device) <= problem.budget_bytes:
+            if problem.budget_bytes is None or self._most_bytes(device) <= problem.budget_bytes[device]:
                 continue
             total = self._sum(problem.own_bytes, device)
             for nets, times in ((problem.resident, 1.0), (problem.saved, float(problem.in_flight()[device]))):
                 for net in range(len(nets)):
                     _add(total, self._presence(nets, net, device), times * float(nets.size[net]))
-            self.at_most(_scaled(total, 1 / problem.budget_bytes), 1 + ROUNDING)
+            self.at_most(_scaled(total, 1 / problem.budget_bytes[device]), 1 + ROUNDING)
 
     def _most_bytes(self, device: int) -> float:
         """Returns what a device would hold if all nodes were there."""

@@ -27,7 +27,7 @@ from rhino.ir.cluster.hardware import Line
 from rhino.ir.graph.graph import Graph
 from rhino.strategies.pipeline.activation_stash import Handing
 from rhino.strategies.pipeline.split_backward_cost import SplitBackwardCost
-from rhino.strategies.pipeline.stages.stage_problem import OPEN, StageProblem, make_nets
+from rhino.strategies.pipeline.stages.stage_problem import OPEN, StageProblem, make_nets, paces
 from rhino.strategies.solver.connected_components import components
 from rhino.strategies.structure.training_phases import TrainingPhases, sources_of
 
@@ -59,29 +59,43 @@ class Staging:
         return float(self.net_bytes @ beyond), round(float(self.net_transfers @ beyond))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class UnlikeDevices:
+    """How devices differ.
+
+    Shapes: `group` [devices] is that of each device, and `pace` [groups, ops] how many times its seconds an op takes
+    there.
+    """
+
+    group: tuple[int, ...]
+    pace: Floats
+
+
 def make_staging(
     graph: Graph,
     parts: TrainingPhases,
     num_stages: int,
     num_micro_batches: int,
     pins: Mapping[int, int] | None = None,
-    budget_bytes: float | None = None,
+    budget_bytes: Sequence[float] | None = None,
     value_bytes: Floats | None = None,
     link: Line | None = None,
     handing: Handing | None = None,
     apart: SplitBackwardCost | None = None,
+    unlike: UnlikeDevices | None = None,
 ) -> Staging:
     """Returns the problem of cutting a program in stages; `pins` are (virtual) stages of ops that have nodes.
 
     `value_bytes` [values] is what each value takes, each copy of it, where that is not its whole size. `link` is what
     one array takes from a stage to another: with it transfers cost seconds, without it bytes. `handing` is what the
     program stashes in its forward pass for its backward pass, if that is known already, and `apart` what it takes
-    more where these are two programs, if that is to count.
+    more where these are two programs, if that is to count. `budget_bytes` [devices] is what each device may hold, and
+    `unlike` says how devices differ, if they do.
     """
     sizes = graph.value_bytes() if value_bytes is None else value_bytes
     handing = handing or Handing(graph, parts, sizes * graph.copies())
     return _Builder(
-        handing, num_stages, num_micro_batches, pins or {}, budget_bytes, sizes.tolist(), link, apart
+        handing, num_stages, num_micro_batches, pins or {}, budget_bytes, sizes.tolist(), link, apart, unlike
     ).build()
 
 
@@ -96,13 +110,14 @@ class _Builder:
         num_stages: int,
         num_micro_batches: int,
         pins: Mapping[int, int],
-        budget_bytes: float | None,
+        budget_bytes: Sequence[float] | None,
         value_bytes: list[float],
         link: Line | None,
         apart: SplitBackwardCost | None,
+        unlike: UnlikeDevices | None,
     ) -> None:
         graph, parts = handing.graph, handing.parts
-        self.handing, self.link, self.apart = handing, link, apart
+        self.handing, self.link, self.apart, self.unlike = handing, link, apart, unlike
         self.graph, self.parts, self.pins, self.value_bytes = graph, parts, pins, value_bytes
         self.num_stages, self.num_micro_batches, self.budget_bytes = num_stages, num_micro_batches, budget_bytes
         self.total_bytes: list[float] = (np.array(value_bytes) * graph.copies()).tolist()
@@ -188,16 +203,26 @@ class _Builder:
             own_bytes=own_bytes,
             resident=make_nets((*resident, *self._made_before(node)), least=1),
             saved=make_nets(saved, least=1),
-            budget_bytes=self.budget_bytes,
+            budget_bytes=None if self.budget_bytes is None else tuple(self.budget_bytes),
             turns=tuple(others),
             turns_round=turns_round,
             in_seconds=self.link is not None,
             apart=np.maximum(more + again, 0.0) if more.any() or again.any() else np.zeros(0),
             again=again if again.any() else np.zeros(0),
+            group=self.unlike.group if self.unlike else (),
+            pace=self._pace(node, body, work),
         )
         net_bytes = make_nets((users, times * size) for users, size, times in sent).size
         net_transfers = make_nets((users, float(times)) for users, _, times in sent).size
         return Staging(self.graph, self.parts, problem, node, net_bytes, net_transfers, self._readers())
+
+    def _pace(self, node: Ints, body: Ints, work: Floats) -> Floats:
+        """Returns how many times `work` [nodes] nodes take in each group [groups, nodes]."""
+        works = []
+        for pace in self.unlike.pace if self.unlike else ():
+            works.append(np.zeros(len(work)))
+            np.add.at(works[-1], node[body], self.parts.seconds[body] * pace[body])
+        return paces(works, work)
 
     def _readers(self) -> dict[int, list[int]]:
         found: dict[int, list[int]] = {}

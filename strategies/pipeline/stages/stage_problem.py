@@ -12,7 +12,7 @@ min(m, d - s) on stage s.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -80,6 +80,16 @@ def merged_nets(nets: Nets, group: Ints, least: int = 2) -> Nets:
 NO_NETS = make_nets(())
 
 
+def paces(works: Sequence[Floats], work: Floats) -> Floats:
+    """Returns how many times `work` [nodes] nodes take in each group, of which `works` has the seconds [groups, nodes].
+
+    A node without work takes as many times as all nodes.
+    """
+    mean = [float(one.sum()) / max(float(work.sum()), 1e-300) for one in works]
+    found = [np.where(work > 0, one / np.maximum(work, 1e-300), share) for one, share in zip(works, mean, strict=True)]
+    return np.array(found) if found else np.zeros((0, 0))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class StageProblem:
     """What is to be cut in stages.
@@ -89,10 +99,13 @@ class StageProblem:
     empty; `before`, `after` [edges]: node `before[e]`, a smaller number, may be in no later virtual stage than
     `after[e]`; `pinned` [nodes], a virtual stage or `OPEN`; `late` [nodes] marks what runs after the step on one device
     holds most: a guess at what is in the backward pass, from which nothing follows but where heuristics begin and what
-    counts as saved; `turns` are other such guesses [nodes each]; `own_bytes` [nodes]. Where a step only goes forward,
-    as one of inference, `turns_round` is false, and nothing may be in a virtual stage of the backward pass. Units:
-    `work`, `apart` and `again` in seconds per micro-batch; `resident` and `saved` in bytes; `nets` in what is to be
-    least, seconds of a link per step if `in_seconds`, else, where none is known, bytes per step.
+    counts as saved; `turns` are other such guesses [nodes each]; `own_bytes` [nodes]; `budget_bytes` [devices]. Where a
+    step only goes forward, as one of inference, `turns_round` is false, and nothing may be in a virtual stage of the
+    backward pass. Units: `work`, `apart` and `again` in seconds per micro-batch; `resident` and `saved` in bytes;
+    `nets` in what is to be least, seconds of a link per step if `in_seconds`, else, where none is known, bytes per step.
+
+    Where devices are unlike, `group` [devices] says of which group each is, and `pace` [groups, nodes] how many times
+    the seconds above a node takes there.
     """
 
     num_stages: int
@@ -106,12 +119,14 @@ class StageProblem:
     own_bytes: Floats
     resident: Nets = field(default_factory=lambda: NO_NETS)
     saved: Nets = field(default_factory=lambda: NO_NETS)
-    budget_bytes: float | None = None
+    budget_bytes: tuple[float, ...] | None = None
     turns: tuple[Bools, ...] = ()
     turns_round: bool = True
     apart: Floats = field(default_factory=lambda: np.zeros(0))
     again: Floats = field(default_factory=lambda: np.zeros(0))
     in_seconds: bool = False
+    group: tuple[int, ...] = ()
+    pace: Floats = field(default_factory=lambda: np.zeros((0, 0)))
 
     @property
     def num_nodes(self) -> int:
@@ -144,11 +159,46 @@ class StageProblem:
     def device_work(self, device: Ints) -> Floats:
         """Returns the seconds of each device per micro-batch [devices]."""
         apart = np.where(device < self.num_stages - 1, self.apart, 0.0) if len(self.apart) else 0.0
-        return np.bincount(device, weights=self.work + apart, minlength=self.num_stages).astype(np.float64)
+        seconds = (self.work + apart) * self.pace_at(device)
+        return np.bincount(device, weights=seconds, minlength=self.num_stages).astype(np.float64)
 
     def work_on(self, device: int) -> Floats:
         """Returns the seconds that each node takes on a device, per micro-batch [nodes]."""
-        return self.work if device == self.num_stages - 1 or not len(self.apart) else self.work + self.apart
+        return self.work_of_group(self.group_of(device), is_last=device == self.num_stages - 1)
+
+    def work_of_group(self, group: int, *, is_last: bool) -> Floats:
+        """Returns the seconds that each node takes on a device of a group, which may be the last [nodes]."""
+        work = self.work if is_last or not len(self.apart) else self.work + self.apart
+        return work * self.pace[group] if len(self.pace) else work
+
+    def group_of(self, device: int) -> int:
+        """Returns the group of a device; where all are alike there is one."""
+        return self.group[device] if self.group else 0
+
+    @property
+    def num_groups(self) -> int:
+        """Number of groups of devices."""
+        return max(1, len(self.pace))
+
+    def pace_at(self, device: Ints) -> Floats | float:
+        """Returns how many times its seconds each node takes where node i is on `device[i]` [nodes], 1 where all do."""
+        if not len(self.pace):
+            return 1.0
+        found: Floats = self.pace[np.array(self.group)[device], np.arange(self.num_nodes)]
+        return found
+
+    def rates(self) -> Floats:
+        """Returns how much of the work above each device does in the time of a device that takes 1 for 1 [devices]."""
+        total = float(self.work.sum())
+        rate = np.array([total / max(float(self.work @ pace), 1e-300) for pace in self.pace] or [1.0])
+        found: Floats = rate[[self.group_of(device) for device in range(self.num_stages)]]
+        return found
+
+    def shares(self) -> Floats:
+        """Returns what each device does of all work in the same time, in even shares [devices]."""
+        rates = self.rates()
+        found: Floats = rates * (self.num_stages / rates.sum())
+        return found
 
     def device_memory(self, device: Ints) -> Floats:
         """Returns the bytes on each device [devices]."""
@@ -170,7 +220,7 @@ class StageProblem:
         if (self.device_work(device) > limit_s * (1 + ROUNDING)).any():
             return False
         return self.budget_bytes is None or bool(
-            (self.device_memory(device) <= self.budget_bytes * (1 + ROUNDING)).all()
+            (self.device_memory(device) <= np.array(self.budget_bytes) * (1 + ROUNDING)).all()
         )
 
 

@@ -75,12 +75,12 @@ def balanced_windows(problem: StageProblem, limit_s: float) -> Windows:
         unit = devices / max(float(work.sum()), 1e-300)
         outer[side.nodes], inner[side.nodes] = before * unit, (behind + work) * unit
         light[side.nodes] |= branch
-    excess = limit_s * devices / max(float(problem.work.sum()), 1e-300) - 1
+    shares, rates = problem.shares(), problem.rates()
+    excess = limit_s * float(rates.sum()) / max(float(problem.work.sum()), 1e-300) - 1
     while True:
-        cuts = _cuts(devices, excess)
         first, last = (
-            np.searchsorted(cuts, outer, side="right"),
-            devices - 1 - np.searchsorted(cuts, inner, side="right"),
+            np.searchsorted(_cuts(shares, excess), outer, side="right"),
+            devices - 1 - np.searchsorted(_cuts(shares[::-1], excess), inner, side="right"),
         )
         first, last = _drawn_in(problem, first, last, light)
         if (last - first).sum() <= MOST_OPEN or excess < LEAST_EXCESS:
@@ -177,13 +177,14 @@ def _linked(problem: StageProblem) -> tuple[Bools, Bools]:
     return np.bincount(problem.after, minlength=num) > 0, np.bincount(problem.before, minlength=num) > 0
 
 
-def _cuts(devices: int, excess: float) -> Floats:
+def _cuts(shares: Floats, excess: float) -> Floats:
     """Returns how far along the model a node must be to be behind each cut for certain [cuts].
 
-    By symmetry, that is also how far it must be from the model's end.
+    `shares` are what devices do of all work, in even shares [devices]; those from the last device on say how far a node
+    must be from the model's end.
     """
-    cut = np.arange(1, devices)
-    result: Floats = np.maximum.accumulate(cut + excess * np.minimum(cut, devices - cut))
+    cut = np.cumsum(shares)[:-1]
+    result: Floats = np.maximum.accumulate(cut + excess * np.minimum(cut, len(shares) - cut))
     return result
 
 

@@ -3,6 +3,7 @@
 import ctypes
 from dataclasses import replace
 from itertools import product
+from operator import le
 
 import numpy as np
 import pytest
@@ -39,10 +40,10 @@ def problem_of(num_stages, work, nets, pinned=None, edges=None, **more):
     )
 
 
-def random_problem(seed, num_stages, most=7, with_budget=False):
+def random_problem(seed, num_stages, most=7, with_budget=False, unlike=False):
     """A random graph: tensors with one or two readers, parameters, sometimes pins and a budget.
 
-    Half of it may count as late.
+    Half of it may count as late. On `unlike` devices each node takes as long as it does there, and each has its budget.
     """
     rng = np.random.default_rng(seed)
     num = int(rng.integers(num_stages, most + 1))
@@ -61,9 +62,14 @@ def random_problem(seed, num_stages, most=7, with_budget=False):
             ((rng.integers(0, num, size=2).tolist(), float(rng.integers(1, 5))) for _ in range(3)), least=1
         )
         more["saved"] = make_nets((([int(rng.integers(num))], float(rng.integers(1, 5))) for _ in range(3)), least=1)
-        more["budget_bytes"] = float(rng.integers(6, 20))
+        more["budget_bytes"] = (float(rng.integers(6, 20)),) * num_stages
     if seed % 2:
         more["apart"] = rng.integers(0, 3, size=num) * [1.0, 1e-6][seed // 2 % 2]
+    if unlike:
+        more["group"] = tuple(rng.integers(0, 2, size=num_stages).tolist())
+        more["pace"] = rng.integers(1, 9, size=(2, num)) / 4
+    if unlike and with_budget:
+        more["budget_bytes"] = tuple(rng.integers(6, 20, size=num_stages).astype(float).tolist())
     return problem_of(num_stages, work, nets, pinned, **more)
 
 
@@ -82,7 +88,9 @@ def all_choices(problem):
         )
         more = problem.apart if len(problem.apart) else [0.0] * problem.num_nodes
         takes = [
-            problem.work[i] + (more[i] if device[i] < problem.num_stages - 1 else 0.0) for i in range(problem.num_nodes)
+            (problem.work[i] + (more[i] if device[i] < problem.num_stages - 1 else 0.0))
+            * (problem.pace[problem.group[device[i]]][i] if problem.group else 1.0)
+            for i in range(problem.num_nodes)
         ]
         load = [sum(takes[i] for i in range(problem.num_nodes) if device[i] == s) for s in range(problem.num_stages)]
         memory = [0.0] * problem.num_stages
@@ -95,7 +103,7 @@ def all_choices(problem):
                 memory[s] += times * sum(
                     nets.size[n] for n in range(len(nets)) if any(device[i] == s for i in nets.nodes(n))
                 )
-        if problem.budget_bytes is None or max(memory) <= problem.budget_bytes:
+        if problem.budget_bytes is None or all(map(le, memory, problem.budget_bytes)):
             yield stage, moved, max(load)
 
 
@@ -127,6 +135,14 @@ def test_two_stages_as_enumerated(seed, with_budget):
 @pytest.mark.parametrize("with_budget", [False, True])
 def test_three_stages_as_enumerated(seed, with_budget):
     check(random_problem(seed, 3, most=6, with_budget=with_budget), [0.0, 0.2, 1.0][seed % 3])
+
+
+@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("with_budget", [False, True])
+@pytest.mark.parametrize(("num_stages", "most"), [(2, 8), (3, 6)])
+def test_stages_on_unlike_devices_as_enumerated(seed, with_budget, num_stages, most):
+    problem = random_problem(seed, num_stages, most=most, with_budget=with_budget, unlike=True)
+    check(problem, [0.0, 0.2, 1.0][seed % 3])
 
 
 def test_a_large_problem_is_solved_in_windows_as_well_as_by_all_choices(monkeypatch):
@@ -261,7 +277,7 @@ def test_memory_that_is_enough_for_everything_on_one_device_needs_no_rows():
     total = problem.own_bytes.sum() + problem.resident.size.sum() + 3 * problem.saved.size.sum()
     free, enough, less = (
         StageRows(replace(problem, budget_bytes=most), open_windows(problem), limit_s=99.0).rows().matrix.shape
-        for most in (None, total, total - 1)
+        for most in (None, (total,) * 3, (total - 1,) * 3)
     )
     assert free == enough
     assert less > free
