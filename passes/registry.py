@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from rhino.ir.cluster.cluster import load_cluster
+from rhino.ir.cluster.groups import largest_memory
 from rhino.ir.cluster.mesh import mesh_of_shape, parse_mesh
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.units import parse_size
@@ -192,7 +193,7 @@ def _auto_parallel(options: Mapping[str, str]) -> tuple[Item, ...]:
     cluster = load_cluster(stages.cluster)
     num_ranks = choose.ranks if "ranks" in options else max(1, stages.stages)
     rank = parse_mesh(choose.mesh) if choose.mesh else mesh_of_shape((max(1, cluster.num_devices // num_ranks),))
-    budget = parse_size(choose.budget) if choose.budget else int(cluster.device.usable_hbm_bytes)
+    budget = parse_size(choose.budget) if choose.budget else largest_memory(cluster)
     # Shardings are chosen for the whole step, which has the memory of all ranks. What each device holds in the end is
     # proven for the list of instructions.
     choose = replace(choose, mesh=str(rank), ranks=num_ranks)

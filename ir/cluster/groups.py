@@ -3,7 +3,7 @@
 A program that runs on all devices of such a cluster is one program: each op and collective waits for the slowest, and
 every device holds as much as the smallest can. So to what plans one program, a cluster of groups is one of equal
 devices, each with the lesser of every figure (`common_device`). A rank of a pipeline that lies in one group has that
-group's figures (`rank_cluster`).
+group's figures (`rank_cluster`), and is priced by them.
 """
 
 from __future__ import annotations
@@ -33,18 +33,41 @@ def joined(name: str, about: str, groups: Sequence[Cluster], between: Level) -> 
     return Cluster(name, about, device, (outer, *inner), groups=tuple(groups))
 
 
-def rank_cluster(cluster: Cluster, num_ranks: int, rank: int) -> Cluster:
-    """Returns what the devices of a rank are part of, of as many ranks of equal size: its group, or all of the cluster.
+def rank_cluster(cluster: Cluster, size: int, rank: int) -> Cluster:
+    """Returns what the devices of a rank are part of: the group that they lie in, or where there is none the cluster.
 
-    It has as many devices as whole ranks have that lie in it.
+    Ranks have `size` devices each, and follow one another from the cluster's first device on.
     """
-    size, start = cluster.num_devices // num_ranks, 0
+    start = 0
     for group in cluster.groups:
         end = start + group.num_devices
         if start <= rank * size and (rank + 1) * size <= end:
             return group
         start = end
     return cluster
+
+
+def rank_groups(cluster: Cluster, size: int, num_ranks: int) -> tuple[tuple[Cluster, ...], tuple[int, ...]]:
+    """Returns the distinct clusters that ranks are part of, and which of them each rank is in [ranks]."""
+    every = [rank_cluster(cluster, size, rank) for rank in range(num_ranks)]
+    distinct = tuple(dict.fromkeys(every))
+    return distinct, tuple([distinct.index(one) for one in every])
+
+
+def largest_memory(cluster: Cluster) -> int:
+    """Returns the bytes that a program may use of a device that has most."""
+    return max(one.device.usable_hbm_bytes for one in cluster.groups or (cluster,))
+
+
+def rank_budgets(cluster: Cluster, size: int, num_ranks: int, budget_bytes: int | None = None) -> tuple[int, ...]:
+    """Returns the bytes that a device of each rank may hold: the budget, or without one what a program may use of it.
+
+    On a cluster of groups no device may hold more than that. Ranks are as `rank_cluster` has them.
+    """
+    own = [rank_cluster(cluster, size, rank).device.usable_hbm_bytes for rank in range(num_ranks)]
+    if budget_bytes is None:
+        return tuple(own)
+    return tuple([min(budget_bytes, one) if cluster.groups else budget_bytes for one in own])
 
 
 def common_device(devices: Sequence[Device]) -> Device:

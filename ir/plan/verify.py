@@ -54,14 +54,14 @@ _NUM_LARGEST: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The memory that a device has for a step.
+    """The memory that devices have for a step.
 
-    Each program takes its `temp_bytes` [programs] of `budget_bytes` while it runs.
+    Each program takes its `temp_bytes` [programs] of the `budget_bytes` [ranks] of a device while it runs.
 
     `names` are the arguments', for the message.
     """
 
-    budget_bytes: int
+    budget_bytes: tuple[int, ...]
     temp_bytes: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
 
@@ -292,7 +292,7 @@ class _Walk:
 
 def _check_memory(step: Step, limits: Limits) -> None:
     for rank, memory in enumerate(memory_of(step, limits.temp_bytes)):
-        if memory.peak_bytes > limits.budget_bytes:
+        if memory.peak_bytes > limits.budget_bytes[rank]:
             raise _does_not_fit(step, limits, rank, memory.peak_bytes, memory.peak_at)
 
 
@@ -313,7 +313,7 @@ def _does_not_fit(step: Step, limits: Limits, rank: int, peak_bytes: int, at: in
     return RhinoError(
         "RHI-STEP-008",
         f"rank {rank} has a {PEAK} of {format_bytes(peak_bytes)} on each device at instruction {at}, "
-        f"{_what(step, one)}: {format_bytes(peak_bytes - limits.budget_bytes)} more than it has",
+        f"{_what(step, one)}: {format_bytes(peak_bytes - limits.budget_bytes[rank])} more than it has",
         notes=(f"{len(live)} arrays are live at that time", *notes),
         fix="take more stages, more micro-batches, a schedule that holds fewer of them, or devices with more memory",
     )

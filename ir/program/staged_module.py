@@ -35,6 +35,9 @@ from rhino.ir.program.accumulation import MICRO_BATCHES
 from rhino.ir.program.leaf_rows import leaf_numbers, rows_in
 from rhino.ir.program.program import argument_name
 
+STAGE_GROUPS: Final = "rhino.stage_groups"
+"""On a module whose stages run on unlike devices: the group of devices of each stage."""
+
 NUM_STAGES: Final = "rhino.num_stages"
 RESULTS: Final = "rhino.results"
 NAME: Final = "rhino.name"

@@ -5,9 +5,9 @@ Reads     the loop with `rhino.micro_batches` (docs/pipelines.md), or where ther
           `sdy.sharding` and `rhino.strategy`, by which work and bytes are those of one device; `rhino.stage_boundary`
           on barriers (passes/frontend/stage_marks.py); a missing `sdy.sharding_rule` is made for the time of the pass.
 Writes    `rhino.virtual_stage = v : i64` on each op of the loop's body, `rhino.stage = s : i64` on each op after it,
-          `rhino.num_stages` on the module. Without a loop, on each op of the step; those that update arguments have a
-          stage, all others a virtual one. A loop inside has one stage with all that is in it. Takes the marks out;
-          adds, removes and changes no other op.
+          `rhino.num_stages` on the module, and `rhino.stage_groups` where stages run on unlike devices. Without a loop,
+          on each op of the step; those that update arguments have a stage, all others a virtual one. A loop inside has
+          one stage with all that is in it. Takes the marks out; adds, removes and changes no other op.
 Errors    RHI-STAGE-001 no such number of stages, RHI-STAGE-002 the tolerance is malformed, RHI-STAGE-003 existing
           stages cannot be honoured, RHI-STAGE-004 no cut fits the budget, RHI-STAGE-005 the steps are spent,
           RHI-CLI-001 a malformed budget, RHI-SCHED-001 no such schedule, or it does not take such stages,
@@ -20,7 +20,7 @@ Source    Rhino 5.1, 5.2; strategies/pipeline/stages/cut.py.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -28,6 +28,8 @@ import numpy as np
 
 from rhino.ir.arrays import Bools, Floats
 from rhino.ir.cluster.cluster import Cluster, load_cluster, mesh_axes
+from rhino.ir.cluster.groups import rank_budgets, rank_groups
+from rhino.ir.cluster.mesh import Mesh
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.graph.graph import Graph
 from rhino.ir.mlir.bindings import ir
@@ -44,21 +46,28 @@ from rhino.ir.program.op_stages import (
     virtual_stage_of,
 )
 from rhino.ir.program.program import Program
-from rhino.ir.program.staged_module import NUM_STAGES
+from rhino.ir.program.staged_module import NUM_STAGES, STAGE_GROUPS
 from rhino.ir.units import fits_text, format_bytes, format_seconds, parse_size
 from rhino.passes.base import Pass, Remarks, opt
 from rhino.passes.frontend.stage_marks import BACK, FORWARD, direction_of, drop_marks
-from rhino.passes.pipeline.sharded_step import SHARDED_ERRORS, num_ranks, sharded_figures
+from rhino.passes.pipeline.sharded_step import (
+    SHARDED_ERRORS,
+    group_seconds,
+    num_ranks,
+    rank_mesh,
+    sharded_figures,
+)
 from rhino.passes.sharding.planning_pass import DEFAULT_CLUSTER
 from rhino.passes.unsharded import UNSHARDED_ERRORS, unsharded_program
+from rhino.strategies.choice.sharding_plan import ShardingPlan
 from rhino.strategies.choice.sharding_plan_costs import local_bytes, runs_alone
 from rhino.strategies.pipeline.activation_stash import Handing
 from rhino.strategies.pipeline.schedules import DEFAULT, Order, Pipeline, make_order
 from rhino.strategies.pipeline.split_backward_cost import split_backward_cost
 from rhino.strategies.pipeline.stages.marks import marked_stages
 from rhino.strategies.pipeline.stages.places import OpStages, op_stages
-from rhino.strategies.pipeline.stages.stage_graph import Staging, make_staging
-from rhino.strategies.pipeline.stages.stage_problem import OPEN, StageProblem
+from rhino.strategies.pipeline.stages.stage_graph import Staging, UnlikeDevices, make_staging
+from rhino.strategies.pipeline.stages.stage_problem import OPEN, StageProblem, paces
 from rhino.strategies.solver.answer import Infeasible, Unsolved
 from rhino.strategies.structure.training_phases import TrainingPhases, parts_of
 
@@ -120,23 +129,27 @@ class PipelineStages(Pass):
             )
         cluster = load_cluster(self.cluster)
         with unsharded_program(module, remarks) as program:
-            staging = self._staging(program, module, cluster)
-            count = staging.problem.num_micro_batches
+            loop = accumulation_loop(program)
+            count = 1 if loop is None else ir.IntegerAttr(program.ops[loop.op].attributes[MICRO_BATCHES]).value
             order = make_order(self.schedule, Pipeline(self.stages, count, self.stages // ranks))
+            staging = self._staging(program, module, cluster, count, order.rank_of)
             answer = _solve(staging.problem, tolerance, order)
             if isinstance(answer, Infeasible | Unsolved):
                 raise _unsolved(program, staging, tolerance, order, answer)
             _write(program, op_stages(staging, answer.stage))
             module.attributes[NUM_STAGES] = _number(self.stages)
+            if groups := staging.problem.group:
+                module.attributes[STAGE_GROUPS] = ir.DenseI64ArrayAttr.get(groups)
             for place, text in _remarks(program, staging, answer):
                 remarks.add(self.name, place, text)
         drop_marks(module)
         remarks.record(StageCut(answer, staging))
 
-    def _staging(self, program: Program, module: ir.Operation, cluster: Cluster) -> Staging:
-        loop = accumulation_loop(program)
-        count = ir.IntegerAttr(program.ops[loop.op].attributes[MICRO_BATCHES]).value if loop is not None else 1
-        ranks = num_ranks(module, cluster, self.stages)
+    def _staging(
+        self, program: Program, module: ir.Operation, cluster: Cluster, count: int, rank_of: Sequence[int]
+    ) -> Staging:
+        """Returns the problem of `count` micro-batches and stages on the ranks `rank_of` [stages]."""
+        loop, ranks = accumulation_loop(program), num_ranks(module, cluster, self.stages)
         seconds, plan, model = sharded_figures(program, module, cluster, ranks)
         parts = parts_of(program.graph, loop, seconds)
         value_bytes = local_bytes(plan)
@@ -157,12 +170,24 @@ class PipelineStages(Pass):
         }
         pins = {**self._marked(program, parts), **pins}
         _check_range(program, pins, parts.apply, self.stages)
-        limit = self.budget and (self.stage_rows or self.budget)
-        budget = (float(parse_size(limit)),) * self.stages if limit else None
-        if self.stages == 1:
-            budget = None  # nothing to choose: the proof of the plan decides whether it fits, more exactly than rows
+        mesh, rank_of = rank_mesh(module), [min(rank, ranks - 1) for rank in rank_of]
+        budgets: list[float] | None = None
+        if self.budget and self.stages > 1:  # of one, the proof of the plan decides, more exactly than rows
+            allowed = parse_size(self.stage_rows or self.budget) / parse_size(self.budget)
+            own = rank_budgets(cluster, mesh.num_devices, ranks, parse_size(self.budget))
+            budgets = [own[rank] * allowed for rank in rank_of]
         staging = make_staging(
-            program.graph, parts, self.stages, count, pins, budget, value_bytes, link, handing, apart
+            program.graph,
+            parts,
+            self.stages,
+            count,
+            pins,
+            budgets,
+            value_bytes,
+            link,
+            handing,
+            apart,
+            _unlike(program, plan, cluster, mesh, rank_of, seconds),
         )
         working = int(np.count_nonzero(staging.problem.work))
         if not working:
@@ -203,6 +228,17 @@ class PipelineStages(Pass):
             what = f"boundaries in the model make {found.num_stages} stages, and {self.stages}were requested"
             raise RhinoError("RHI-STAGE-003", what, place, fix=f"ask for {found.num_stages}, or take boundaries out")
         return {op: stage for op, stage in found.stages.items() if parts.body[op] and not parts.free[op]}
+
+
+def _unlike(
+    program: Program, plan: ShardingPlan, cluster: Cluster, mesh: Mesh, rank_of: Sequence[int], seconds: Floats
+) -> UnlikeDevices | None:
+    """Returns how the devices of stages differ, of stages on the ranks `rank_of`; `seconds` [ops] are those of any."""
+    groups, group = rank_groups(cluster, mesh.num_devices, max(rank_of) + 1)
+    if len(groups) == 1:
+        return None
+    works = [group_seconds(program, plan, one, mesh) for one in groups]
+    return UnlikeDevices(tuple([group[rank] for rank in rank_of]), paces(works, seconds))
 
 
 def parse_tolerance(text: str) -> float | None:
@@ -304,12 +340,12 @@ def _unsolved(
     if isinstance(found, Infeasible):
         return RhinoError(
             "RHI-STAGE-004",
-            f"no cut in {problem.num_stages} stages {fits_text(problem.budget_bytes)}",
+            f"no cut in {problem.num_stages} stages {fits_text(max(problem.budget_bytes))}",
             Place(program.file),
             tuple(notes),
             fix,
         )
-    what = f"the search ran out of steps before it found a cut that {fits_text(problem.budget_bytes)}"
+    what = f"the search ran out of steps before it found a cut that {fits_text(max(problem.budget_bytes))}"
     return RhinoError("RHI-STAGE-005", what, Place(program.file), tuple(notes), fix)
 
 

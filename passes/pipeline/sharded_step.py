@@ -11,7 +11,7 @@ from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.shardings import module_mesh
 from rhino.ir.program.program import Program
 from rhino.passes.sharding.localize import annotated_plan
-from rhino.passes.sharding.planning_pass import rank_target
+from rhino.passes.sharding.planning_pass import group_target, rank_target
 from rhino.strategies.choice.sharding_plan import ShardingPlan
 from rhino.strategies.choice.sharding_plan_costs import op_seconds, states_of
 from rhino.strategies.cost.cost_model import CostModel
@@ -54,6 +54,15 @@ def sharded_figures(program: Program, module: ir.Operation, cluster: Cluster, ra
     plan = sharded_plan(program, module)
     choice = Builder(graph=program.graph, model=model, is_part=True).costs()
     return ShardedFigures(op_seconds(choice, states_of(choice, plan)), plan, model)
+
+
+def group_seconds(program: Program, plan: ShardingPlan, group: Cluster, mesh: Mesh) -> Floats:
+    """Returns what each op takes in a step on a device of a rank that lies in a group of devices [ops].
+
+    Shapes: `plan` is how its tensors are sharded.
+    """
+    choice = Builder(graph=program.graph, model=group_target(group, mesh).model, is_part=True).costs()
+    return op_seconds(choice, states_of(choice, plan))
 
 
 def sharded_plan(program: Program, module: ir.Operation) -> ShardingPlan:

@@ -51,6 +51,7 @@ from rhino.ir.program.op_stages import num_stages_of, refuse_misplaced, remove_s
 from rhino.ir.program.program import CARRIED
 from rhino.ir.program.staged_module import (
     NUM_STAGES,
+    STAGE_GROUPS,
     StagedPart,
     argument_names,
     declare_step,
@@ -596,14 +597,21 @@ def _replicated(module: ir.Operation) -> str:
 
 
 def _share_equal(module: ir.Operation, parts: Sequence[StagedPart]) -> list[StagedPart]:
-    """Keeps one of equal functions; returns the parts with the names of those that are kept."""
+    """Keeps one of equal functions; returns the parts with the names of those that are kept.
+
+    Those of unlike devices are not equal: each is compiled for its own.
+    """
+    groups: Sequence[int] = ()
+    if STAGE_GROUPS in module.attributes:
+        groups = list(ir.DenseI64ArrayAttr(module.attributes[STAGE_GROUPS]))
+        del module.attributes[STAGE_GROUPS]
     functions = {op.name.value: op for op in module.regions[0].blocks[0].operations if isinstance(op, func.FuncOp)}
-    first: dict[str, str] = {}
+    first: dict[tuple[str, int], str] = {}
     shared = []
     for part in parts:
         function = functions[part.function]
         text = str(function).replace(f"@{part.function}(", "@(", 1)
-        name = first.setdefault(text, part.function)
+        name = first.setdefault((text, groups[part.stage] if groups else 0), part.function)
         if name != part.function:
             function.operation.erase()
         shared.append(StagedPart(part.phase, part.stage, name, part.reads, part.gives))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from rhino.ir.cluster.cluster import load_cluster
+from rhino.ir.cluster.groups import largest_memory
 from rhino.ir.cluster.mesh import Mesh, mesh_of_shape
 from rhino.ir.units import parse_size
 from rhino.passes.sharding.planning_pass import AUTO
@@ -23,7 +24,7 @@ MOST_COMPILES: Final = 10
 
 def budget_of(cluster: str, text: str | None = None) -> int:
     """Returns the bytes of a device that may be used: a size like 16GiB, or what the cluster's devices have."""
-    return parse_size(text) if text else int(load_cluster(cluster).device.usable_hbm_bytes)
+    return parse_size(text) if text else largest_memory(load_cluster(cluster))
 
 
 @dataclass(frozen=True, slots=True)

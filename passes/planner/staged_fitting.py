@@ -17,6 +17,7 @@ from rhino.ir.diagnostics import ExitCode, RhinoError
 from rhino.ir.plan.plan import Plan
 from rhino.passes.base import Remarks
 from rhino.passes.planner.module_facts import ROW_LIMITS
+from rhino.passes.planner.staged_plan import device_budgets
 from rhino.passes.sharding.choose_shardings import ShardingChoice
 from rhino.strategies.sharding.memory_fitting import RowLimits
 
@@ -55,8 +56,9 @@ class Attempt(Generic[T]):
 
     @property
     def peak_bytes(self) -> float:
-        """The largest peak of a device."""
-        return float(self.plan.predicted.largest_peak_bytes)
+        """The largest peak of a device; of one that may hold less than the budget, in shares of what it may."""
+        predicted, own = self.plan.predicted, device_budgets(self.plan)
+        return max(peak * predicted.budget_bytes / most for peak, most in zip(predicted.peak_bytes, own, strict=True))
 
     @property
     def rows_bytes(self) -> float | None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rhino.ir.cluster.cluster import load_cluster, mesh_axes
+from rhino.ir.cluster.cluster import Cluster, load_cluster, mesh_axes, parse_cluster
+from rhino.ir.cluster.groups import rank_budgets, rank_groups
 from rhino.ir.cluster.mesh import Mesh
 from rhino.ir.diagnostics import Place
 from rhino.ir.mlir.bindings import func, ir, passmanager
@@ -18,6 +19,7 @@ from rhino.ir.mlir.donation import ALIAS, KEPT
 from rhino.ir.mlir.reader import entry_function
 from rhino.ir.plan.instructions import Feed, Fetch, Step, StepProgram
 from rhino.ir.plan.plan import Execution, Plan, Predicted, Source, Tensor, kind_of, rows_text
+from rhino.ir.plan.stage_programs import StagedStep
 from rhino.ir.plan.step_memory import local_bytes
 from rhino.ir.plan.verify import Limits, verify
 from rhino.ir.program.collectives import tensor_bytes
@@ -39,6 +41,7 @@ from rhino.passes.planner.module_facts import (
 )
 from rhino.passes.registry import PARALLEL, build_named
 from rhino.passes.sharding.choose_shardings import ChooseShardings
+from rhino.passes.sharding.planning_pass import group_target, rank_target
 from rhino.passes.textual_pipelines import build_pass_manager
 from rhino.strategies.choice.sharding_plan import make_plan
 from rhino.strategies.cost.cost_model import CostModel
@@ -131,10 +134,12 @@ def make_staged_plan(
     order = make_order(schedule.name, Pipeline(step.num_stages, step.num_micro_batches, chunks))
     num_ranks = len(order.tasks)
     machine = load_cluster(cluster)
-    outer, *inner = mesh_axes(machine, (num_ranks, *step.mesh.shape))
-    model = CostModel(machine.device, tuple(inner))
+    outer = mesh_axes(machine, (num_ranks, *step.mesh.shape))[0]
     modules = program_modules(staged)
-    priced = [_price(modules[program.module], program, step.mesh, model) for program in step.programs]
+    models = _models(step, machine, order.rank_of)
+    priced = [
+        _price(modules[one.module], one, step.mesh, model) for one, model in zip(step.programs, models, strict=True)
+    ]
     run_s, temp_bytes = tuple(seconds for seconds, _ in priced), tuple(size for _, size in priced)
     link = Link(outer.link.fixed_s, outer.link.per_s)
     instructions = assemble(step, order, run_s)
@@ -168,12 +173,36 @@ def make_staged_plan(
     return StagedPlan(plan, execution, simulation)
 
 
+def _models(step: StagedStep, cluster: Cluster, rank_of: Sequence[int]) -> list[CostModel]:
+    """Returns the cost model of each program [programs]: that of the devices of its ranks, which stages are on.
+
+    `rank_of` [stages] says on which rank each stage is. A program of ranks in several groups is priced for all.
+
+    Raises:
+        RhinoError: RHI-MESH-001 where the cluster has too few devices.
+    """
+    num_ranks = max(rank_of) + 1
+    groups, group = rank_groups(cluster, step.mesh.num_devices, num_ranks)
+    if len(groups) == 1:
+        return [rank_target(cluster, step.mesh, num_ranks).model] * len(step.programs)
+    models = [group_target(one, step.mesh).model for one in groups]
+    ranks = [{rank_of[part.stage] for part in step.parts if part.program == one} for one in range(len(step.programs))]
+    every = rank_target(cluster, step.mesh, num_ranks).model
+    return [models[own.pop()] if len(own := {group[rank] for rank in one}) == 1 else every for one in ranks]
+
+
+def device_budgets(plan: Plan) -> tuple[int, ...]:
+    """Returns the bytes that a device of each rank of a plan may hold [ranks]."""
+    cluster = parse_cluster("\n".join(plan.cluster))
+    return rank_budgets(cluster, plan.mesh.num_devices, plan.num_ranks, plan.predicted.budget_bytes)
+
+
 def prove_fit(plan: Plan) -> None:
     """Raises RHI-STEP-008 where a device has less memory than the instructions of a plan need."""
     execution = plan.execution
     assert execution is not None, "a plan in stages has instructions"
     names = tuple(one.path for one in plan.arguments)
-    limits = Limits(plan.predicted.budget_bytes, execution.temp_bytes, names)
+    limits = Limits(device_budgets(plan), execution.temp_bytes, names)
     verify(execution.step, len(plan.arguments), len(plan.results), limits)
 
 

@@ -21,6 +21,7 @@ from math import ceil, inf
 from typing import ClassVar
 
 from rhino.ir.cluster.cluster import load_cluster
+from rhino.ir.cluster.groups import rank_budgets
 from rhino.ir.cluster.mesh import Mesh
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.graph.collective_stats import EMPTY, CollectiveStats, one_collective
@@ -165,7 +166,9 @@ class ChooseShardings(PlanningPass):
                 raise
             return error  # this mesh has no axes for a scope; another may have
         clock.lap("candidates")
-        budget = self.ranks * (parse_size(self.budget) if self.budget else target.model.device.usable_hbm_bytes)
+        cluster, size = load_cluster(self.cluster), target.mesh.num_devices
+        given = parse_size(self.budget) if self.budget else None
+        budget = sum(rank_budgets(cluster, size, self.ranks, given))
         if self.ranks > 1:
             choice, loop = choice.with_memory(), accumulation_loop(program)
             if loop is not None:

@@ -130,8 +130,15 @@ def _target(cluster: Cluster, name: str, mesh: Mesh) -> Target:
     return Target(name, mesh, CostModel(cluster.device, mesh_axes(cluster, mesh.shape, mesh.names)))
 
 
+def group_target(group: Cluster, mesh: Mesh) -> Target:
+    """Returns the target for the mesh of a rank that lies in a group of devices, which is full of such ranks."""
+    return rank_target(group, mesh, max(1, group.num_devices // mesh.num_devices))
+
+
 def rank_target(cluster: Cluster, mesh: Mesh, num_ranks: int, name: str = MESH_NAME) -> Target:
     """Returns the target for the mesh of a rank, with the links that it has if each of `num_ranks` ranks uses as many.
+
+    On a cluster of groups it is that of a rank that could lie in any.
 
     Raises:
         RhinoError: RHI-MESH-001 where the cluster has too few devices.

@@ -102,7 +102,7 @@ class StageProblem:
     counts as saved; `turns` are other such guesses [nodes each]; `own_bytes` [nodes]; `budget_bytes` [devices]. Where a
     step only goes forward, as one of inference, `turns_round` is false, and nothing may be in a virtual stage of the
     backward pass. Units: `work`, `apart` and `again` in seconds per micro-batch; `resident` and `saved` in bytes;
-    `nets` in what is to be least, seconds of a link per step if `in_seconds`, else, where none is known, bytes per step.
+    `nets` in what is to be least, seconds of a link per step if `in_seconds`, else, where none is known, bytes.
 
     Where devices are unlike, `group` [devices] says of which group each is, and `pace` [groups, nodes] how many times
     the seconds above a node takes there.

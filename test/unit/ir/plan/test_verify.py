@@ -310,10 +310,10 @@ def test_memory():
     """Rank 1 holds two weights of 1024 bytes, a row of 256 and a number when it updates, one of them in place."""
     needed = 1024 + 256 + 4
     assert [one.peak_bytes for one in memory_of(ping())] == [1024 + 256, needed]
-    verify(ping(), 2, 2, Limits(needed))
-    verify(ping(), 2, 2, Limits(needed + 50, (0, 50)))
+    verify(ping(), 2, 2, Limits((needed,) * 2))
+    verify(ping(), 2, 2, Limits((needed + 50,) * 2, (0, 50)))
     with pytest.raises(RhinoError, match="RHI-STEP-008") as caught:
-        verify(ping(), 2, 2, Limits(needed + 49, (0, 50)))
+        verify(ping(), 2, 2, Limits((needed + 49,) * 2, (0, 50)))
     assert str(caught.value).splitlines() == [
         "error: [RHI-STEP-008] rank 1 has a predicted peak of 1.3 KiB on each device at instruction 6, "
         "backward of stage 1, micro-batch 0, "
@@ -368,6 +368,6 @@ def test_random_steps_within_their_own_memory(seed):
     whole = random_step(seed, 3, 3)
     step = assemble(whole, make_order("1f1b", Pipeline(3, 3)))
     needed = max(one.peak_bytes for one in memory_of(step))
-    verify(step, len(whole.arguments), len(whole.results), Limits(needed))
+    verify(step, len(whole.arguments), len(whole.results), Limits((needed,) * step.num_ranks))
     with pytest.raises(RhinoError, match="RHI-STEP-008"):
-        verify(step, len(whole.arguments), len(whole.results), Limits(needed - 1))
+        verify(step, len(whole.arguments), len(whole.results), Limits((needed - 1,) * step.num_ranks))
