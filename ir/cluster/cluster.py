@@ -27,7 +27,7 @@ from rhino.ir.cluster.file import cluster_to_text, parse_cluster
 from rhino.ir.cluster.groups import joined
 from rhino.ir.cluster.hardware import Cluster, Device, Level, Line, Topology
 from rhino.ir.cluster.mesh import Mesh, mesh_of_shape
-from rhino.ir.cluster.presets import PRESETS
+from rhino.ir.cluster.presets import JOINED, PRESETS
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.units import format_bytes, format_seconds
 
@@ -326,7 +326,7 @@ def preset_table() -> str:
         "memory/s",
         "levels, outermost first",
     ]
-    rows = [head, ["---"] * len(head), *(_preset_row(load_cluster(name)) for name in PRESETS)]
+    rows = [head, ["---"] * len(head), *(_preset_row(load_cluster(name)) for name in (*PRESETS, *JOINED))]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
 
 

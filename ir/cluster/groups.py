@@ -59,7 +59,7 @@ def largest_memory(cluster: Cluster) -> int:
     return max(one.device.usable_hbm_bytes for one in cluster.groups or (cluster,))
 
 
-def rank_budgets(cluster: Cluster, size: int, num_ranks: int, budget_bytes: int | None = None) -> tuple[int, ...]:
+def rank_budgets(cluster: Cluster, size: int, num_ranks: int, budget_bytes: float | None = None) -> tuple[float, ...]:
     """Returns the bytes that a device of each rank may hold: the budget, or without one what a program may use of it.
 
     On a cluster of groups no device may hold more than that. Ranks are as `rank_cluster` has them.

@@ -28,8 +28,7 @@ import numpy as np
 
 from rhino.ir.arrays import Bools, Floats
 from rhino.ir.cluster.cluster import Cluster, load_cluster, mesh_axes
-from rhino.ir.cluster.groups import rank_budgets, rank_groups
-from rhino.ir.cluster.mesh import Mesh
+from rhino.ir.cluster.groups import rank_budgets
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.graph.graph import Graph
 from rhino.ir.mlir.bindings import ir
@@ -52,22 +51,21 @@ from rhino.passes.base import Pass, Remarks, opt
 from rhino.passes.frontend.stage_marks import BACK, FORWARD, direction_of, drop_marks
 from rhino.passes.pipeline.sharded_step import (
     SHARDED_ERRORS,
-    group_seconds,
     num_ranks,
     rank_mesh,
     sharded_figures,
+    unlike_devices,
 )
 from rhino.passes.sharding.planning_pass import DEFAULT_CLUSTER
 from rhino.passes.unsharded import UNSHARDED_ERRORS, unsharded_program
-from rhino.strategies.choice.sharding_plan import ShardingPlan
 from rhino.strategies.choice.sharding_plan_costs import local_bytes, runs_alone
 from rhino.strategies.pipeline.activation_stash import Handing
 from rhino.strategies.pipeline.schedules import DEFAULT, Order, Pipeline, make_order
 from rhino.strategies.pipeline.split_backward_cost import split_backward_cost
 from rhino.strategies.pipeline.stages.marks import marked_stages
 from rhino.strategies.pipeline.stages.places import OpStages, op_stages
-from rhino.strategies.pipeline.stages.stage_graph import Staging, UnlikeDevices, make_staging
-from rhino.strategies.pipeline.stages.stage_problem import OPEN, StageProblem, paces
+from rhino.strategies.pipeline.stages.stage_graph import Staging, make_staging
+from rhino.strategies.pipeline.stages.stage_problem import OPEN, StageProblem
 from rhino.strategies.solver.answer import Infeasible, Unsolved
 from rhino.strategies.structure.training_phases import TrainingPhases, parts_of
 
@@ -187,7 +185,7 @@ class PipelineStages(Pass):
             link,
             handing,
             apart,
-            _unlike(program, plan, cluster, mesh, rank_of, seconds),
+            unlike_devices(plan, cluster, mesh, rank_of, seconds),
         )
         working = int(np.count_nonzero(staging.problem.work))
         if not working:
@@ -228,17 +226,6 @@ class PipelineStages(Pass):
             what = f"boundaries in the model make {found.num_stages} stages, and {self.stages}were requested"
             raise RhinoError("RHI-STAGE-003", what, place, fix=f"ask for {found.num_stages}, or take boundaries out")
         return {op: stage for op, stage in found.stages.items() if parts.body[op] and not parts.free[op]}
-
-
-def _unlike(
-    program: Program, plan: ShardingPlan, cluster: Cluster, mesh: Mesh, rank_of: Sequence[int], seconds: Floats
-) -> UnlikeDevices | None:
-    """Returns how the devices of stages differ, of stages on the ranks `rank_of`; `seconds` [ops] are those of any."""
-    groups, group = rank_groups(cluster, mesh.num_devices, max(rank_of) + 1)
-    if len(groups) == 1:
-        return None
-    works = [group_seconds(program, plan, one, mesh) for one in groups]
-    return UnlikeDevices(tuple([group[rank] for rank in rank_of]), paces(works, seconds))
 
 
 def parse_tolerance(text: str) -> float | None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from rhino.ir.arrays import Floats
 from rhino.ir.cluster.cluster import Cluster
+from rhino.ir.cluster.groups import rank_groups
 from rhino.ir.cluster.mesh import Mesh, mesh_of_shape
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.shardings import module_mesh
@@ -15,6 +17,8 @@ from rhino.passes.sharding.planning_pass import group_target, rank_target
 from rhino.strategies.choice.sharding_plan import ShardingPlan
 from rhino.strategies.choice.sharding_plan_costs import op_seconds, states_of
 from rhino.strategies.cost.cost_model import CostModel
+from rhino.strategies.pipeline.stages.stage_graph import UnlikeDevices
+from rhino.strategies.pipeline.stages.stage_problem import paces
 from rhino.strategies.sharding.choice_problem import Builder
 
 SHARDED_ERRORS = ("RHI-LOCAL-001", "RHI-MESH-001")
@@ -56,13 +60,21 @@ def sharded_figures(program: Program, module: ir.Operation, cluster: Cluster, ra
     return ShardedFigures(op_seconds(choice, states_of(choice, plan)), plan, model)
 
 
-def group_seconds(program: Program, plan: ShardingPlan, group: Cluster, mesh: Mesh) -> Floats:
-    """Returns what each op takes in a step on a device of a rank that lies in a group of devices [ops].
+def unlike_devices(
+    plan: ShardingPlan, cluster: Cluster, mesh: Mesh, rank_of: Sequence[int], seconds: Floats
+) -> UnlikeDevices | None:
+    """Returns how the devices of stages differ, None where all are alike.
 
-    Shapes: `plan` is how its tensors are sharded.
+    Shapes: `plan` is of a step that takes `seconds` [ops] on a device of any rank, and stages are on ranks `rank_of`.
     """
-    choice = Builder(graph=program.graph, model=group_target(group, mesh).model, is_part=True).costs()
-    return op_seconds(choice, states_of(choice, plan))
+    groups, group = rank_groups(cluster, mesh.num_devices, max(rank_of) + 1)
+    if len(groups) == 1:
+        return None
+    works = []
+    for one in groups:
+        choice = Builder(graph=plan.graph, model=group_target(one, mesh).model, is_part=True).costs()
+        works.append(op_seconds(choice, states_of(choice, plan)))
+    return UnlikeDevices(tuple([group[rank] for rank in rank_of]), paces(works, seconds))
 
 
 def sharded_plan(program: Program, module: ir.Operation) -> ShardingPlan:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import inf
+from math import inf, prod
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -19,6 +19,7 @@ import numpy as np
 
 from rhino.ir.arrays import Ints
 from rhino.ir.cluster.cluster import Cluster, load_cluster, mesh_axes, takes_three_axes
+from rhino.ir.cluster.groups import rank_budgets, rank_groups
 from rhino.ir.cluster.mesh import mesh_of_shape
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.graph.graph import Graph, Loop
@@ -37,10 +38,11 @@ from rhino.passes.pipeline.micro_batch import BATCH, MicroBatch, batch_size
 from rhino.passes.pipeline.part_statistics import num_statistics_parts
 from rhino.passes.pipeline.parted_statistics import PartedStatistics
 from rhino.passes.pipeline.rematerialize import Rematerialize, Rematerializer
+from rhino.passes.pipeline.sharded_step import unlike_devices
 from rhino.passes.pipeline.split_scans import SplitScans, find_layers
 from rhino.passes.precision.mixed_precision import MixedPrecision
 from rhino.passes.registry import before_choice
-from rhino.passes.sharding.planning_pass import Target, begin_choice, rank_target, with_offload
+from rhino.passes.sharding.planning_pass import Target, begin_choice, group_target, rank_target, with_offload
 from rhino.passes.textual_pipelines import build_pass_manager
 from rhino.strategies.autotune.base import (
     MOST,
@@ -57,6 +59,7 @@ from rhino.strategies.autotune.base import (
 from rhino.strategies.choice.choice import Choice
 from rhino.strategies.choice.sharding_plan import make_plan
 from rhino.strategies.choice.sharding_plan_costs import op_seconds
+from rhino.strategies.cost.paces import least_pace
 from rhino.strategies.memory.peak import peak_of
 from rhino.strategies.pipeline.in_flight import several_in_flight
 from rhino.strategies.pipeline.schedules import SCHEDULES, make_order
@@ -306,6 +309,25 @@ class Evaluator:
         """Returns the mesh of a rank, on the links that it has where every rank has one."""
         return rank_target(self.cluster, mesh_of_shape(config.mesh), config.stages)
 
+    def budgets(self, config: PlanConfig) -> tuple[float, ...]:
+        """Returns the bytes that a device of each rank may hold [ranks]."""
+        return rank_budgets(self.cluster, prod(config.mesh), config.stages, self.setup.budget_bytes)
+
+    def fits(self, config: PlanConfig, peak_bytes: Sequence[float]) -> bool:
+        """Says whether devices hold these peaks [ranks]."""
+        return all(peak <= own for peak, own in zip(peak_bytes, self.budgets(config), strict=True))
+
+    def crew(self, config: PlanConfig, target: Target) -> float:
+        """Returns as how many ranks the ranks of a configuration count at most, each as quick as its devices are.
+
+        The step's seconds on one rank, by `target`, divided by that are the least that a pipeline takes.
+        """
+        groups, group = rank_groups(self.cluster, prod(config.mesh), config.stages)
+        if groups == (self.cluster,):
+            return config.stages
+        paces = [least_pace(group_target(one, target.mesh).model, target.model) for one in groups]
+        return sum(1 / paces[number] for number in group) if all(paces) else inf
+
     def planned(self, config: PlanConfig, program: Program, target: Target, cutoff_s: float) -> Outcome:
         """Returns what the best shardings of a step come to."""
         least_s = arithmetic_s(program.graph, self.cluster)
@@ -313,8 +335,8 @@ class Evaluator:
             return CutOff(config, least_s, least_s, by_memory=False, arithmetic_s=least_s)
         choice = begin_choice(with_offload(program, target) if self.setup.options.get(_OFFLOAD) else program, target)
         loop = accumulation_loop(program)
-        ranks, budget = config.stages, self.setup.budget_bytes * config.stages
-        ops_s = _least_cost_s(choice.problem) / ranks
+        ranks, crew, budget = config.stages, self.crew(config, target), sum(self.budgets(config))
+        ops_s = _least_cost_s(choice.problem) / crew
         if ops_s >= cutoff_s:
             return CutOff(config, ops_s, ops_s, by_memory=False)
         with_memory = None
@@ -322,8 +344,8 @@ class Evaluator:
             with_memory = self.with_memory(config, choice, loop, ops_s)
             if isinstance(with_memory, Refused):
                 return with_memory
-        search = Search(choice.problem, replace(self.limits, cutoff=cutoff_s * ranks))
-        begun_s = search.begin() / ranks
+        search = Search(choice.problem, replace(self.limits, cutoff=cutoff_s * crew))
+        begun_s = search.begin() / crew
         if cutoff_s <= begun_s < inf:
             return CutOff(config, begun_s, begun_s, by_memory=False)
         begun = search.first
@@ -333,7 +355,7 @@ class Evaluator:
         is_slow = False
         if loop is not None and ranks > 1 and begun.value < inf and cutoff_s < inf:
             timed, ahead = self.timed(config, choice, begun.states, loop)
-            is_slow = self.is_slow(timed, ahead, cutoff_s)
+            is_slow = self.is_slow(config, timed, ahead, cutoff_s)
             if is_slow:  # idle time and all, and what memory adds is long to find
                 plans = tuple(_estimates(config, choice.problem, begun.states, timed, (begun_s, begun_s)))
                 return CutOff(config, begun_s, begun_s, by_memory=False, estimated_s=timed[0][0], plans=plans)
@@ -345,7 +367,7 @@ class Evaluator:
         free = _heard(search.free(budget))
         if isinstance(free, Infeasible):
             return Refused(config, "no choice of shardings was found", by_memory=False)
-        free_s = free.bound / ranks
+        free_s = free.bound / crew
         if free_s >= cutoff_s:
             return CutOff(config, free_s, free_s, by_memory=False)
         if isinstance(free, Unsolved):
@@ -355,24 +377,24 @@ class Evaluator:
             fit(search, budget, free, peak_of(choice), cutoff_s) if ranks == 1 else search.within(budget, free)
         )
         if not isinstance(answer, Answer):
-            if isinstance(answer, Unsolved) and answer.bound / ranks >= cutoff_s:
-                return CutOff(config, answer.bound / ranks, free_s, by_memory=True)
+            if isinstance(answer, Unsolved) and answer.bound / crew >= cutoff_s:
+                return CutOff(config, answer.bound / crew, free_s, by_memory=True)
             return _none_that_fits(config, answer, free_s)
-        bounds = (answer.bound / ranks, free_s)
+        bounds = (answer.bound / crew, free_s)
         if ranks == 1:
             compute_s, collectives_s = _shares(problem, answer.states)
             return Estimate(config, "", answer.cost, *bounds, compute_s, collectives_s, (answer.peak_bytes,))
         assert loop is not None, "a pipeline has micro-batches"
         if not timed or not np.array_equal(answer.states, begun.states):
             timed, ahead = self.timed(config, choice, answer.states, loop)
-            is_slow = self.is_slow(timed, ahead, cutoff_s)
+            is_slow = self.is_slow(config, timed, ahead, cutoff_s)
         is_for_ahead = timed and timed[0][0] >= cutoff_s and not is_slow
         outcome = self.in_stages(config, problem, answer, bounds, timed, inf if is_for_ahead else cutoff_s)
         if isinstance(outcome, Estimate):
             return self.with_ahead(outcome, _estimates(config, problem, answer.states, ahead, bounds), ahead)
         return outcome
 
-    def is_slow(self, timed: Timed, ahead: Timed, cutoff_s: float) -> bool:
+    def is_slow(self, config: PlanConfig, timed: Timed, ahead: Timed, cutoff_s: float) -> bool:
         """Says whether a pipeline takes `cutoff_s` or longer by every schedule that may be used.
 
         A schedule that runs ahead may not be used if it needs too much memory.
@@ -380,8 +402,8 @@ class Evaluator:
         if not timed or timed[0][0] < cutoff_s:
             return False
         quick = [(order, cut.needs) for step_s, _, order, cut in ahead if step_s < cutoff_s]
-        budget_bytes = self.setup.budget_bytes
-        return not any(max(needs.peak_bytes(order, NEARLY * budget_bytes)) <= budget_bytes for order, needs in quick)
+        most = NEARLY * self.setup.budget_bytes
+        return not any(self.fits(config, needs.peak_bytes(order, most)) for order, needs in quick)
 
     def with_memory(
         self, config: PlanConfig, choice: Choice, loop: Loop | None, free_bound_s: float
@@ -397,7 +419,7 @@ class Evaluator:
             problem = several_in_flight(choice, loop, min(config.micro_batches, ranks))
         least = float(problem.least_memory().max(initial=0.0)) / ranks
         # A plan in one stage is judged by its programs, which may need less than rows.
-        if least > self.setup.budget_bytes * (1 if ranks > 1 else NEARLY):
+        if least * ranks > sum(self.budgets(config)) * (1 if ranks > 1 else NEARLY):
             return Refused(config, f"needs about {format_bytes(least)} per device", True, free_bound_s, least)
         return choice, problem
 
@@ -422,7 +444,7 @@ class Evaluator:
         quick = [one for one in timed if one[0] < cutoff_s]
         for number, (*_, order, cut) in enumerate(quick):
             found[number] = replace(found[number], peak_bytes=cut.needs.peak_bytes(order, NEARLY * budget_bytes))
-            if max(found[number].peak_bytes) <= budget_bytes:
+            if self.fits(config, found[number].peak_bytes):
                 others = tuple([one for one in found if one is not found[number] and may_fit(one, budget_bytes)])
                 return replace(found[number], others=others)
         needed = min((max(one.peak_bytes) for one in found[: len(quick)]), default=0.0)
@@ -446,7 +468,7 @@ class Evaluator:
         for one, (_, _, order, cut) in zip(found, ahead, strict=True):
             if plain.ahead is None and one.step_s < plain.step_s:
                 estimate = replace(one, peak_bytes=cut.needs.peak_bytes(order, NEARLY * self.setup.budget_bytes))
-                if max(estimate.peak_bytes) <= self.setup.budget_bytes:
+                if self.fits(plain.config, estimate.peak_bytes):
                     plain = replace(plain, ahead=estimate)
                     continue
             else:
@@ -467,13 +489,16 @@ class Evaluator:
         sharded = Sharded(
             make_plan(choice, states), choice.model, loop, op_seconds(choice, states), choice.problem.cost(states)
         )
-        cuts = StageEstimates(sharded, config.micro_batches, outer.link, self.setup.tolerances)
+        mesh, ranks = mesh_of_shape(config.mesh), range(config.stages)
+        unlike = unlike_devices(sharded.plan, self.cluster, mesh, ranks, sharded.seconds)
+        cuts = StageEstimates(sharded, config.micro_batches, outer.link, self.setup.tolerances, unlike)
         found: Timed = []
         ahead: Timed = []
         is_apart = any(not SCHEDULES[name].runs_ahead for name in self.setup.schedules)
         for name in self.setup.schedules:
             if pipeline := pipeline_of(SCHEDULES[name], config):
-                order, every = make_order(name, pipeline), cuts.cuts(pipeline.num_stages)
+                order = make_order(name, pipeline)
+                every = cuts.cuts(order.rank_of)
                 best = min(((step_seconds(order, cut.times), name, order, cut) for cut in every), key=_seconds)
                 (ahead if is_apart and SCHEDULES[name].runs_ahead else found).append(best)
         return sorted(found, key=_seconds), sorted(ahead, key=_seconds)
@@ -662,6 +687,9 @@ def arithmetic_s(graph: Graph, cluster: Cluster) -> float:
         for count, cls in zip(counts, graph.classes, strict=True)
         if cls.operands
     ]
-    return (
-        sum(flops / cluster.device.matmul_flops_per_s(dtype) for flops, dtype in works if flops) / cluster.num_devices
-    )
+    groups = cluster.groups or (cluster,)
+
+    def rate(dtype: str) -> float:
+        return sum(one.num_devices * one.device.matmul_flops_per_s(dtype) for one in groups)
+
+    return sum(flops / rate(dtype) for flops, dtype in works if flops)

@@ -194,7 +194,8 @@ def _models(step: StagedStep, cluster: Cluster, rank_of: Sequence[int]) -> list[
 def device_budgets(plan: Plan) -> tuple[int, ...]:
     """Returns the bytes that a device of each rank of a plan may hold [ranks]."""
     cluster = parse_cluster("\n".join(plan.cluster))
-    return rank_budgets(cluster, plan.mesh.num_devices, plan.num_ranks, plan.predicted.budget_bytes)
+    budgets = rank_budgets(cluster, plan.mesh.num_devices, plan.num_ranks, plan.predicted.budget_bytes)
+    return tuple(map(int, budgets))
 
 
 def prove_fit(plan: Plan) -> None:

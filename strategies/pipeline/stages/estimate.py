@@ -25,7 +25,7 @@ from rhino.strategies.pipeline.stages.balance import awaited_nodes, stage_times
 from rhino.strategies.pipeline.stages.line import Line, Stretches, cut, least_limit, least_work, lines_of, stretches
 from rhino.strategies.pipeline.stages.needs import StageNeeds
 from rhino.strategies.pipeline.stages.places import op_stages
-from rhino.strategies.pipeline.stages.stage_graph import make_staging
+from rhino.strategies.pipeline.stages.stage_graph import UnlikeDevices, make_staging
 from rhino.strategies.pipeline.stages.stage_problem import StageProblem
 from rhino.strategies.pipeline.step_time import StageTimes
 from rhino.strategies.structure.training_phases import parts_of
@@ -57,11 +57,19 @@ class StageEstimates:
     """The cuts of a sharded step in any number of stages.
 
     They are those whose transfers cost least within a tolerance of the best balance. What the number does not change is
-    found once. `link` is that between a stage and the next.
+    found once. `link` is that between a stage and the next, and `unlike` says how the devices of ranks differ, if they
+    do.
     """
 
-    def __init__(self, sharded: Sharded, num_micro_batches: int, link: Link, tolerances: Sequence[float]) -> None:
-        plan = sharded.plan
+    def __init__(
+        self,
+        sharded: Sharded,
+        num_micro_batches: int,
+        link: Link,
+        tolerances: Sequence[float],
+        unlike: UnlikeDevices | None = None,
+    ) -> None:
+        plan, self.unlike = sharded.plan, unlike
         self.sharded, self.num_micro_batches, self.tolerances = sharded, num_micro_batches, sorted(tolerances)
         value_bytes, alone = local_bytes(plan), runs_alone(plan)
         parts = parts_of(plan.graph, sharded.loop, sharded.seconds)
@@ -76,6 +84,7 @@ class StageEstimates:
             link=link,
             handing=self.handing,
             apart=apart,
+            unlike=unlike,
         )
         problem = self.staging.problem
         lines = [line for late in (problem.late, *problem.turns) for line in lines_of(replace(problem, late=late))]
@@ -84,21 +93,30 @@ class StageEstimates:
         ] or lines  # where there is a backward pass it is on the same devices
         self.pieces = [_pieces(self.staging.problem, line) for line in self.lines]
         self.temporaries: dict[object, float] = {}
-        self.found: dict[int, tuple[StageEstimate, ...]] = {}
+        self.found: dict[tuple[int, tuple[int, ...]], tuple[StageEstimate, ...]] = {}
 
-    def cuts(self, num_stages: int) -> tuple[StageEstimate, ...]:
-        """Returns the cuts in so many stages that are the best within some tolerance, the most even first."""
-        if num_stages not in self.found:
-            problem = replace(self.staging.problem, num_stages=num_stages)
-            self.found[num_stages] = tuple([self._estimate(problem, stage) for stage in self._best_on_lines(problem)])
-        return self.found[num_stages]
+    def cuts(self, rank_of: Sequence[int]) -> tuple[StageEstimate, ...]:
+        """Returns the cuts in stages on ranks `rank_of` [stages] that are the best within some tolerance.
+
+        The most even comes first.
+        """
+        group = tuple([self.unlike.group[rank] for rank in rank_of]) if self.unlike else ()
+        key = len(rank_of), group
+        if key not in self.found:
+            problem = replace(self.staging.problem, num_stages=len(rank_of), group=group)
+            self.found[key] = tuple([self._estimate(problem, stage) for stage in self._best_on_lines(problem)])
+        return self.found[key]
 
     def _estimate(self, problem: StageProblem, stage: Ints) -> StageEstimate:
         """Returns what stages take and need, where `stage` [nodes] are virtual stages."""
         parts, num_stages, device = self.staging.parts, problem.num_stages, problem.device(stage)
         by_op = op_stages(replace(self.staging, problem=problem), stage)
         apply_s = np.zeros(num_stages)
-        np.add.at(apply_s, by_op.device[parts.apply], parts.seconds[parts.apply])
+        seconds = parts.seconds[parts.apply]
+        if self.unlike:
+            groups = np.array(problem.group)[by_op.device[parts.apply]]
+            seconds = seconds * self.unlike.pace[groups, np.flatnonzero(parts.apply)]
+        np.add.at(apply_s, by_op.device[parts.apply], seconds)
         # Before the loop, and what costs nothing.
         once_s = self.sharded.total_s - self.num_micro_batches * float(problem.work.sum()) - float(apply_s.sum())
         awaited = awaited_nodes(problem, stage)

@@ -44,6 +44,7 @@ def test_preset_names_and_sizes():
     sizes = {name: load_cluster(name).num_devices for name in preset_names()}
     assert sizes == {
         **{"cpu2": 2, "cpu4": 4, "cpu8": 8, "v100x8": 8, "v100x8x2": 16, "s1x8": 8},
+        **{"p100x8": 8, "t4x8": 8},
         **{"a100x8": 8, "a100x8x2": 16, "h100x8": 8, "h100x8x2": 16, "h100x8x4": 32, "h100x8x8": 64},
         **{"h200x8": 8, "b200x8": 8, "v5e-8": 8, "v5e-16": 16, "v6e-8": 8, "v5p-8": 4, "v5p-16": 8},
         **{"v5p-128": 64, "v5p-1024": 512},
@@ -127,7 +128,7 @@ def test_example_of_the_docs():
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("version = 1", "version = 3", "'version': got 3, expected 1 or 2"),
+        ("version = 1", "version = 4", "'version': got 4, expected 1 or 2 or 3"),
         ("version = 1", "version = true", "'version': got True, expected a whole number"),
         ('name = "two-boxes"', "", "'name': got nothing"),
         ('name = "two-boxes"', 'name = ""', "'name': got '', expected a text"),
