@@ -23,14 +23,20 @@ def joined(name: str, about: str, groups: Sequence[Cluster], between: Level) -> 
     """
     first = groups[0]
     if all((one.device, one.levels) == (first.device, first.levels) for one in groups):
-        outer = replace(between, size=len(groups))
+        outer = replace(_apart(between, first.levels), size=len(groups))
         compile_for = first.compile_for if len(groups) == 1 else ""
         return Cluster(name, about, first.device, (outer, *first.levels), first.measured, compile_for)
     unit = math.gcd(*[one.num_devices for one in groups])
     inner = tuple([level for level in _common_levels(groups, unit) if level.size > 1])
-    outer = replace(between, size=sum(one.num_devices for one in groups) // unit)
+    outer = replace(_apart(between, inner), size=sum(one.num_devices for one in groups) // unit)
     device = common_device([one.device for one in groups])
     return Cluster(name, about, device, (outer, *inner), groups=tuple(groups))
+
+
+def _apart(between: Level, levels: Sequence[Level]) -> Level:
+    """Returns the level that joins groups, by a name that no level inside of them has."""
+    is_taken = any(one.name == between.name for one in levels)
+    return replace(between, name=f"{between.name} of groups") if is_taken else between
 
 
 def rank_cluster(cluster: Cluster, size: int, rank: int) -> Cluster:

@@ -42,6 +42,9 @@ _MOST: Final = 2
 _FULL: Final = 0.9
 """A plan that takes this share of the budget leaves little to gain."""
 
+_CUTS: Final = 5
+"""How often stages of the same shardings are cut at most: what programs take is known once they are made."""
+
 _CLOSE: Final = 1.005
 """Between limits that are so close no other is tried."""
 
@@ -115,13 +118,18 @@ class _Attempts(Generic[T]):
         """Returns an attempt within a limit of rows, None where there is none.
 
         The stages are cut within the budget. What they hold is an estimate too, so where that comes to nothing they are
-        cut for their work alone.
+        cut for their work alone; and where neither fits, within less and less by what the first has too much.
         """
         cut = self.tried({_ROWS: str(int(limit))})
         if (cut and self.fits(cut)) or (cut is None and self.refused[-1].id in _NO_SHARDINGS):
             return cut
-        balanced = self.tried({_ROWS: str(int(limit)), _STAGE_ROWS: str(_UNLIMITED)})
-        return min([one for one in (cut, balanced) if one], key=_peak, default=None)
+        found = [cut, self.tried({_ROWS: str(int(limit)), _STAGE_ROWS: str(_UNLIMITED)})]
+        less = float(self.budget_bytes)
+        while cut and len(found) < _CUTS and not any(one and self.fits(one) for one in found):
+            less -= cut.peak_bytes - self.budget_bytes
+            cut = self.tried({_ROWS: str(int(limit)), _STAGE_ROWS: str(int(less))}) if less >= 1 else None
+            found.append(cut)
+        return min([one for one in found if one], key=_peak, default=None)
 
     def tried(self, more: dict[str, str]) -> Attempt[T] | None:
         try:

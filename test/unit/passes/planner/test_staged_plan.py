@@ -22,6 +22,8 @@ from traffic import splitting_cluster
 from training import export_step
 from zoo import GPT
 
+from rhino.ir.cluster.cluster import cluster_to_text, load_cluster, parse_cluster
+from rhino.ir.cluster.groups import joined
 from rhino.ir.graph.collective_stats import Count
 from rhino.ir.mlir.bindings import make_context
 from rhino.ir.mlir.reader import read_module
@@ -304,3 +306,49 @@ def test_leaves_in_pieces_are_drawn_and_compared_whole(tmp_path: Path):
         code, out_text, err_text = launch(plan, f"--compare={path}", "--steps=2", *more)
         assert code == 0, err_text
         assert "the results agree with the one-device program" in out_text
+
+
+def unlike(tmp_path: Path, slower: float, smaller: float) -> str:
+    """A cluster of two groups of four devices: the second are so many times slower, and hold so many times less."""
+    quick = parse_cluster(splitting_cluster(1e9, 1e15))
+    device, level = quick.device, dataclasses.replace(quick.levels[0], size=4)
+    slow = dataclasses.replace(
+        device,
+        flops_per_s=tuple([(name, rate / slower) for name, rate in device.flops_per_s]),
+        hbm_bytes_per_s=device.hbm_bytes_per_s / slower,
+        hbm_bytes=int(device.hbm_bytes / smaller),
+    )
+    groups = [
+        dataclasses.replace(quick, name=name, device=one, levels=(level,))
+        for name, one in (("quick", device), ("slow", slow))
+    ]
+    cluster = joined("unlike", "quick and slow devices", groups, dataclasses.replace(level, size=2))
+    tmp_path.mkdir(exist_ok=True)
+    file = tmp_path / "unlike.toml"
+    file.write_text(cluster_to_text(cluster), encoding="utf-8")
+    return str(file)
+
+
+def test_slower_devices_get_less_of_the_work(tmp_path: Path):
+    """Of devices a third as fast as the others, with the answer of one device. Programs are of one kind of device."""
+    made = planned(Setting(2, 4, "1f1b", mesh="4", cluster=unlike(tmp_path, 3, 1)))
+    busy = [made.simulation.timeline.busy_s(rank) for rank in range(2)]
+    assert max(busy) < 1.2 * min(busy)
+    step = made.execution.step
+    runs = [one for one in step.instructions if isinstance(one, Run)]
+    ranks = {(one.program, step.slots[(*one.outputs, *one.inputs)[0]].rank) for one in runs}
+    assert len(ranks) == len({program for program, _ in ranks})
+    steps = run(made, expected().inputs, NUM_STEPS)
+    assert difference(made, steps, expected(), NAME).passes
+
+
+def test_devices_with_less_memory_hold_less(folder: Path, tmp_path: Path):
+    """A rank keeps within what its devices have, though others have more; what cannot fit is refused by its rank."""
+    small, tiny = unlike(tmp_path / "small", 1, 3.7e5), unlike(tmp_path / "tiny", 1, 1e7)
+    code, _, err = optimize(folder, "--mesh=4", f"--cluster={small}", "--plan", str(tmp_path / "plan"))
+    assert code == 0, err
+    peaks = load_plan(tmp_path / "plan").predicted.peak_bytes
+    assert peaks[1] <= load_cluster(small).device.usable_hbm_bytes < peaks[0]
+    code, _, err = optimize(folder, "--mesh=4", f"--cluster={tiny}")
+    assert code == 3
+    assert "RHI-STEP-008] rank 1 " in err
