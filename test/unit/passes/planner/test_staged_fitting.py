@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
+from rhino.ir.cluster.cluster import cluster_to_text, load_cluster
+from rhino.ir.cluster.mesh import mesh_of_shape
 from rhino.ir.diagnostics import RhinoError
+from rhino.ir.plan.plan import Predicted
 from rhino.passes.base import Remarks
 from rhino.passes.planner.staged_fitting import Attempt, fit_in_stages
 from rhino.passes.sharding.choose_shardings import ShardingChoice
@@ -41,8 +44,9 @@ class Steps:
 
 
 def _attempt(rows: float, peak: int, step_s: float) -> Attempt[str]:
-    predicted = SimpleNamespace(largest_peak_bytes=peak, step_s=step_s)
-    plan: Any = SimpleNamespace(predicted=predicted, num_ranks=2)
+    predicted = Predicted(step_s, 0.0, (peak, peak), _BUDGET, (0, 0))
+    cluster = cluster_to_text(load_cluster("cpu2")).splitlines()
+    plan: Any = SimpleNamespace(predicted=predicted, num_ranks=2, mesh=mesh_of_shape((1,)), cluster=cluster)
     remarks = Remarks()
     choice: Any = SimpleNamespace(answer=SimpleNamespace(peak_bytes=2 * rows))
     remarks.results[ShardingChoice] = replace(_CHOICE, answer=choice.answer)
@@ -50,6 +54,9 @@ def _attempt(rows: float, peak: int, step_s: float) -> Attempt[str]:
 
 
 _NONE: Any = None
+_BUDGET = 150
+"""That of a plan, by which alone its peaks count: the steps are told another."""
+
 _CHOICE = ShardingChoice(_NONE, _NONE, _NONE, _NONE, _NONE, 0.0, _NONE)
 
 
