@@ -14,8 +14,10 @@ from rhino.passes.planner.module_facts import ROW_LIMITS
 from rhino.passes.planner.plan_rows import (
     alike,
     collectives_by_task,
+    fullest_rank,
     new_results,
     program_runs,
+    rank_devices,
     sent_s,
     simulation_of,
     step_of,
@@ -79,7 +81,9 @@ def _tiles(plan: Plan, simulation: Simulation | None) -> Iterator[tuple[str, str
     if simulation:
         end_s = simulation.timeline.end_s or 1.0
         yield "idle", share_text(end_s - _busy_s(plan, simulation), end_s), "of the step, in the mean of the ranks"
-    yield PEAK, format_bytes(found.largest_peak_bytes), f"of {format_bytes(found.budget_bytes)} per device"
+    rank = fullest_rank(plan)
+    most = rank_devices(plan)[rank].budget_bytes
+    yield PEAK, format_bytes(found.peak_bytes[rank]), f"of {format_bytes(most)} per device"
     ranks = f"{plan.num_ranks} ranks of {plan.mesh}" if plan.num_ranks > 1 else str(plan.mesh)
     yield "devices", str(plan.num_devices), ranks
 

@@ -28,9 +28,11 @@ from rhino.ir.units import format_bytes, format_seconds, peak_text
 from rhino.passes.pipeline.part_statistics import num_statistics_parts
 from rhino.passes.planner.plan_rows import (
     alike,
+    fullest_rank,
     host_seconds,
     new_results,
     program_runs,
+    rank_devices,
     sent_s,
     simulation_of,
     stats_of,
@@ -82,11 +84,14 @@ def totals(plan: Plan) -> list[str]:
     found = plan.predicted
     kept = max(found.kept_bytes)
     old = f", {format_bytes(kept)} of it old state that is kept" if kept else ""
-    on = f" on the rank that holds most of {plan.num_ranks}" if plan.num_ranks > 1 else ""
+    rank = fullest_rank(plan)
+    own = rank_devices(plan)[rank]
+    of = f" of {own.group}" if own.group else ""
+    on = f" on rank {rank}{of}, the fullest of {plan.num_ranks}" if plan.num_ranks > 1 else ""
     return [
         f"{plan.source.function}: {plan.form()}, for {plan.cluster_name}",
         f"  step   {format_seconds(found.step_s)}{_parts(plan)}{_bound(plan)}",
-        f"  memory {peak_text(found.largest_peak_bytes, found.budget_bytes)}{old}{on}",
+        f"  memory {peak_text(found.peak_bytes[rank], own.budget_bytes)}{old}{on}",
         *_stored_lines(plan),
         *_host_lines(plan),
         *answer_lines(plan),
@@ -178,9 +183,11 @@ def _ranks(plan: Plan, simulation: Simulation) -> list[str]:
     arguments = Counter[int]()
     for one in alike(plan, plan.arguments):
         arguments[one.first.rank] += one.num_bytes if one.first.memory == DEVICE else 0
+    groups = [one.group for one in rank_devices(plan)]
     rows = [
         (
             f"rank {rank}",
+            *([groups[rank]] if any(groups) else []),
             f"{simulation.timeline.idle(rank):.0%} idle",
             peak_text(plan.predicted.peak_bytes[rank]),
             f"arguments {format_bytes(arguments[rank])}",

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rhino.ir.cluster.cluster import parse_cluster
+from rhino.ir.cluster.groups import rank_budgets, rank_cluster
 from rhino.ir.graph.collective_stats import EMPTY, CollectiveStats, Count
 from rhino.ir.graph.graph import HOST
 from rhino.ir.mlir.bindings import ir, make_context
@@ -72,6 +73,28 @@ def costs_of(execution: Execution) -> Costs:
 def simulation_of(execution: Execution) -> Simulation:
     """Returns the step of a plan as it is predicted to run."""
     return simulate(execution.step, costs_of(execution))
+
+
+@dataclass(frozen=True, slots=True)
+class RankDevices:
+    """What the devices of a rank are: what each may hold, and of unlike devices the group that they are of."""
+
+    budget_bytes: int
+    group: str
+
+
+def rank_devices(plan: Plan) -> tuple[RankDevices, ...]:
+    """Returns what the devices of each rank of a plan are [ranks]."""
+    cluster, size = parse_cluster("\n".join(plan.cluster)), plan.mesh.num_devices
+    budgets = rank_budgets(cluster, size, plan.num_ranks, plan.predicted.budget_bytes)
+    groups = [rank_cluster(cluster, size, rank).name if cluster.groups else "" for rank in range(plan.num_ranks)]
+    return tuple([RankDevices(int(most), group) for most, group in zip(budgets, groups, strict=True)])
+
+
+def fullest_rank(plan: Plan) -> int:
+    """Returns the rank whose devices have least left of what they may hold."""
+    own, peaks = rank_devices(plan), plan.predicted.peak_bytes
+    return max(range(plan.num_ranks), key=lambda rank: peaks[rank] / own[rank].budget_bytes)
 
 
 def host_seconds(plan: Plan) -> float:

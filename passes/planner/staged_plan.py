@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rhino.ir.cluster.cluster import Cluster, load_cluster, mesh_axes, parse_cluster
-from rhino.ir.cluster.groups import rank_budgets, rank_groups
+from rhino.ir.cluster.cluster import Cluster, load_cluster, mesh_axes
+from rhino.ir.cluster.groups import rank_groups
 from rhino.ir.cluster.mesh import Mesh
 from rhino.ir.diagnostics import Place
 from rhino.ir.mlir.bindings import func, ir, passmanager
@@ -39,6 +39,7 @@ from rhino.passes.planner.module_facts import (
     keep_unsplit,
     normalize,
 )
+from rhino.passes.planner.plan_rows import rank_devices
 from rhino.passes.registry import PARALLEL, build_named
 from rhino.passes.sharding.choose_shardings import ChooseShardings
 from rhino.passes.sharding.planning_pass import group_target, rank_target
@@ -191,19 +192,12 @@ def _models(step: StagedStep, cluster: Cluster, rank_of: Sequence[int]) -> list[
     return [models[own.pop()] if len(own := {group[rank] for rank in one}) == 1 else every for one in ranks]
 
 
-def device_budgets(plan: Plan) -> tuple[int, ...]:
-    """Returns the bytes that a device of each rank of a plan may hold [ranks]."""
-    cluster = parse_cluster("\n".join(plan.cluster))
-    budgets = rank_budgets(cluster, plan.mesh.num_devices, plan.num_ranks, plan.predicted.budget_bytes)
-    return tuple(map(int, budgets))
-
-
 def prove_fit(plan: Plan) -> None:
     """Raises RHI-STEP-008 where a device has less memory than the instructions of a plan need."""
     execution = plan.execution
     assert execution is not None, "a plan in stages has instructions"
     names = tuple(one.path for one in plan.arguments)
-    limits = Limits(device_budgets(plan), execution.temp_bytes, names)
+    limits = Limits(tuple([one.budget_bytes for one in rank_devices(plan)]), execution.temp_bytes, names)
     verify(execution.step, len(plan.arguments), len(plan.results), limits)
 
 
