@@ -9,10 +9,10 @@ group's figures (`rank_cluster`), and is priced by them.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import fields, replace
 
-from rhino.ir.cluster.hardware import Cluster, Device, Level, Line
+from rhino.ir.cluster.hardware import Cluster, Device, Level, Line, Pairs
 
 
 def joined(name: str, about: str, groups: Sequence[Cluster], between: Level) -> Cluster:
@@ -85,7 +85,7 @@ def common_device(devices: Sequence[Device]) -> Device:
     rates = dict.fromkeys(key for one in devices for key, _ in one.flops_per_s)
     share = min(one.matmul_efficiency for one in devices)
     memory_share = min(one.memory_efficiency for one in devices)
-    return Device(
+    found = Device(
         kind=" and ".join(dict.fromkeys(one.kind for one in devices)),
         flops_per_s=tuple([(key, min(one.matmul_flops_per_s(key) for one in devices) / share) for key in rates]),
         hbm_bytes=smallest.hbm_bytes,
@@ -104,6 +104,12 @@ def common_device(devices: Sequence[Device]) -> Device:
         vector_per_s=_least([one.vector_per_s for one in devices]),
         costly_per_s=_least([one.costly_per_s for one in devices]),
     )
+    own = [one.name for one in fields(found) if isinstance(getattr(found, one.name), int | float)]
+    return replace(found, sources=_sources([*own, *(f"flops_per_s.{key}" for key in rates)]))
+
+
+def _sources(figures: Iterable[str]) -> Pairs:
+    return tuple([(one, "the lesser of the groups'") for one in figures])
 
 
 _Figures = Sequence[float | None]
@@ -146,6 +152,11 @@ def common_level(levels: Sequence[Level]) -> Level:
         [units for one in levels for units, _ in one.partial_bytes_per_s if units < size]
         + [units for one in levels if one.topology == "fully-connected" for units in range(2, size)]
     )
+    partial = tuple([(units, min(one.reached_bytes_per_s(units) for one in levels)) for units in sorted(counts)])
+    collectives = _common_collectives(levels)
+    figures = ["latency_s", "port_bytes_per_s", "efficiency", "transfer"]
+    figures += [f"partial_bytes_per_s.{units}" for units, _ in partial]
+    figures += [f"collectives.{kind}.{units}" for kind, units, _ in collectives]
     return Level(
         name=first.name if all(one.name == first.name for one in levels) else "/".join(one.name for one in levels),
         size=first.size,
@@ -154,11 +165,9 @@ def common_level(levels: Sequence[Level]) -> Level:
         port_bytes_per_s=min(one.reached_bytes_per_s(one.size) for one in levels),
         efficiency=1.0,
         devices_per_port=max(one.devices_per_port for one in levels),
-        partial_bytes_per_s=tuple(
-            [(units, min(one.reached_bytes_per_s(units) for one in levels)) for units in sorted(counts)]
-        ),
-        sources=(),
-        collectives=_common_collectives(levels),
+        partial_bytes_per_s=partial,
+        sources=_sources(figures),
+        collectives=collectives,
         transfer=_slowest_line([one.transfer for one in levels]),
     )
 

@@ -20,6 +20,8 @@ def test_a_cluster_of_groups_is_as_slow_as_its_slowest(names):
     assert [one.name for one in cluster.groups] == names.split("+")
     assert cluster.num_devices == sum(one.num_devices for one in cluster.groups)
     assert parse_cluster(cluster_to_text(cluster)) == cluster
+    equal = replace(cluster, groups=())
+    assert parse_cluster(cluster_to_text(equal)).device.usable_hbm_bytes == cluster.device.usable_hbm_bytes
     for group in cluster.groups:
         assert cluster.device.usable_hbm_bytes <= group.device.usable_hbm_bytes
         assert cluster.device.memory_bytes_per_s <= group.device.memory_bytes_per_s * (1 + 1e-12)
