@@ -127,14 +127,14 @@ def platform(name: str, num_devices: int) -> Cluster:
     levels: list[Level] = []
     for level in reversed(whole.levels):
         size = num_devices if level is whole.levels[0] else min(num_devices, level.size)
-        levels.insert(0, _resized(level, size))
+        levels.insert(0, resized(level, size))
         num_devices //= size
     several = tuple([level for level in levels if level.size > 1])
     found = replace(whole, levels=several or tuple(levels[-1:]))
     return replace(found, name=f"{name}-{found.num_devices}")
 
 
-def _resized(level: Level, size: int) -> Level:
+def resized(level: Level, size: int) -> Level:
     """Returns a level of so many units, which share its links as those of a larger one do."""
     reached = level.reached_bytes_per_s(size) / level.efficiency
     partial = tuple([one for one in level.partial_bytes_per_s if one[0] < size])

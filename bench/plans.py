@@ -11,6 +11,7 @@ import papers
 import precision
 import stages
 import tighten
+import unlike
 from report import run
 
 import strategies
@@ -23,6 +24,7 @@ QUESTIONS: Final = {
     "stages": stages.QUESTION,
     "precision": precision.QUESTION,
     "offload": offload.QUESTION,
+    "unlike": unlike.QUESTION,
     "stage-times": stages.DEEP_QUESTION,
 }
 

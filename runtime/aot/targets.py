@@ -53,6 +53,8 @@ def compile_target(cluster: Cluster, mesh: tuple[int, ...], *, by_jit: bool = Fa
         return missing
     if platform == "cpu":
         return CompileTarget(platform, "", mesh, by_jit)
+    if cluster.groups:
+        return f"cluster {cluster.name!r} has unlike devices: programs are compiled for those of one group only"
     if not cluster.compile_for:
         return (
             f"cluster {cluster.name!r} does not say for what its programs are compiled: add compile_for to its file "
