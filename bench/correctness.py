@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Final
 
@@ -30,6 +31,7 @@ from random_programs import random_steps, try_program
 from report import Options, Question, key, option, run
 from small_programs import draw
 from stranger_models import STRANGERS, stranger_text
+from traffic import splitting_cluster
 
 from rhino.runtime.executor.devices import request_host_devices
 from rhino.strategies.pipeline.schedules import SCHEDULES
@@ -142,19 +144,24 @@ def oracles(options: Options) -> Iterator[Tried]:
 def pipelines(options: Options) -> Iterator[dict[str, Any]]:
     """Compare plans of example models in stages with one device.
 
-    Each model runs some steps under every schedule, with several stages and micro-batches. With `--joined` all
-    collectives of each program are joined that may be, which takes a `--mesh` of several devices. Printed are what the
-    plan says (idle share, transfers), and how far the results of the steps are from those of one device. The exit code
-    is 1 where one differs, or schedules that sum in one order do not give the same bits.
+    Each model runs some steps under every schedule, with several stages and micro-batches. With `--joined` it is planned
+    for slow devices on fast links, so that even small tensors are split over a `--mesh` of several devices, and all
+    collectives of each program are joined that may be. Printed are what the plan says (idle share, transfers), and how
+    far the results of the steps are from those of one device. The exit code is 1 where one differs, or schedules that
+    sum in one order do not give the same bits.
     """
     request_host_devices(8, os.environ)
-    for name in options.models:
-        text = step_text(name)
-        expected = reference(text, name, options.steps)
-        for stages, micro_batches, schedule in product(options.stages, options.micro_batches, SCHEDULES):
-            yield _pipeline(
-                text, name, Setting(stages, micro_batches, schedule, options.mesh), expected, options.joined
-            )
+    with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
+        file.write(splitting_cluster())
+        file.flush()
+        setting = Setting(0, 0, "", options.mesh)
+        setting = replace(setting, cluster=file.name) if options.joined else setting
+        for name in options.models:
+            text = step_text(name)
+            expected = reference(text, name, options.steps)
+            for stages, micro_batches, schedule in product(options.stages, options.micro_batches, SCHEDULES):
+                own = replace(setting, stages=stages, micro_batches=micro_batches, schedule=schedule)
+                yield _pipeline(text, name, own, expected, is_joined=options.joined)
 
 
 def scans(options: Options) -> Iterator[Tried]:
@@ -186,7 +193,7 @@ def fused(options: Options) -> Iterator[Tried]:
             yield tried(f"seed {seed}: {cut}{' remat' if setting.remat else ''}", drawn_fused.try_staged, form, setting)
 
 
-def _pipeline(text: bytes, name: str, setting: Setting, expected: Reference, is_joined: bool) -> dict[str, Any]:
+def _pipeline(text: bytes, name: str, setting: Setting, expected: Reference, *, is_joined: bool) -> dict[str, Any]:
     made = plan(text, name, setting)
     steps = run_pipeline(made, expected.inputs, len(expected.results), is_joined=is_joined)
     found, timeline = difference(made, steps, expected, name), made.simulation.timeline
