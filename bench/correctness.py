@@ -144,11 +144,11 @@ def oracles(options: Options) -> Iterator[Tried]:
 def pipelines(options: Options) -> Iterator[dict[str, Any]]:
     """Compare plans of example models in stages with one device.
 
-    Each model runs some steps under every schedule, with several stages and micro-batches. With `--joined` it is planned
-    for slow devices on fast links, so that even small tensors are split over a `--mesh` of several devices, and all
-    collectives of each program are joined that may be. Printed are what the plan says (idle share, transfers), and how
-    far the results of the steps are from those of one device. The exit code is 1 where one differs, or schedules that
-    sum in one order do not give the same bits.
+    Each model runs some steps under every schedule, with several stages and micro-batches. With `--joined` it is
+    planned for slow devices on fast links, so that even small tensors are split over a `--mesh` of several devices, and
+    all collectives of each program are joined that may be. Printed are what the plan says (idle share, transfers), and
+    how far the results of the steps are from those of one device. The exit code is 1 where one differs, or schedules
+    that sum in one order do not give the same bits.
     """
     request_host_devices(8, os.environ)
     with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
