@@ -102,10 +102,6 @@ def _led(name: str) -> _Rule:
     return lambda op, _operands, _parts: {name: _numbers([0, *(dim + 1 for dim in _read(op, name))])}
 
 
-def _broadcast(op: ir.Operation, operands: Sequence[Operand], parts: int) -> Attributes:
-    return _led("broadcast_dimensions")(op, operands, parts) or {}
-
-
 def _reduce(op: ir.Operation, operands: Sequence[Operand], parts: int) -> Attributes | None:
     return _behind("dimensions")(op, operands, parts) if _has_scalars(operands) else None
 
@@ -144,7 +140,7 @@ _SCALARS: Final = frozenset({"stablehlo.reduce", "stablehlo.pad"})
 """Ops the second half of whose operands are scalars."""
 
 _RULES: Final[Mapping[str, _Rule | None]] = {
-    "stablehlo.broadcast_in_dim": _broadcast,
+    "stablehlo.broadcast_in_dim": _led("broadcast_dimensions"),
     "stablehlo.concatenate": _concatenate,
     "stablehlo.dot_general": _dot_general,
     "stablehlo.dynamic_slice": None,

@@ -116,7 +116,9 @@ class _Parts:
         wanted = set[int]()
         for op in range(self.graph.num_ops - 1, -1, -1):
             reads, gives = self.found.reads[op], self.found.gives[op]
-            if any(self.own[value] for value in (*reads, *gives)) or any(value in wanted for value in gives):
+            if self.found.classes[op].name == BARRIER:
+                wanted.update(value for value, result in zip(reads, gives, strict=True) if result in wanted)
+            elif any(self.own[value] for value in (*reads, *gives)) or any(value in wanted for value in gives):
                 wanted.update(value for value in reads if self.is_partial(value))
         return wanted
 

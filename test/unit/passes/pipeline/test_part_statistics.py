@@ -92,6 +92,14 @@ def scanned(params, x, y, _key):
     return ((h @ params["out"] - y) ** 2).mean(), kept
 
 
+def checkpointed(params, x, y, _key):
+    """The first layer is computed again in the backward pass, behind barriers."""
+    layer = jax.checkpoint(lambda w, norm, x: normalized(x @ w, *norm))
+    h, _ = layer(params["w"][0], params["norm"][0], x)
+    h, kept = layer(params["w"][1], params["norm"][1], jax.nn.relu(h))
+    return ((jax.nn.relu(h) @ params["out"] - y) ** 2).mean(), kept
+
+
 def scaled(params, x, y, _key):
     """The largest example scales all; dropout's mask is one of the whole batch."""
     h = x @ params["w"][0]
@@ -113,6 +121,7 @@ MODELS = {
     "shared": layers(lambda *of: (by_hand(*of), of[0].mean(0))),
     "perceptron": perceptron,
     "scanned": scanned,
+    "checkpointed": checkpointed,
     "scaled": scaled,
     "experts": experts,
 }
