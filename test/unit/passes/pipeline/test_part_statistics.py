@@ -100,6 +100,14 @@ def checkpointed(params, x, y, _key):
     return ((jax.nn.relu(h) @ params["out"] - y) ** 2).mean(), kept
 
 
+def columns(params, x, y, _key):
+    """Examples are columns."""
+    h = (x @ params["w"][0]).T
+    h = h - h.mean(1, keepdims=True)
+    h = h * lax.rsqrt((h * h).mean(1) + 1e-5)[:, None] * params["norm"][0][0][:, None]
+    return ((jax.nn.relu(h).T @ params["out"] - y) ** 2).mean(), h.mean(1)
+
+
 def scaled(params, x, y, _key):
     """The largest example scales all; dropout's mask is one of the whole batch."""
     h = x @ params["w"][0]
@@ -122,6 +130,7 @@ MODELS = {
     "perceptron": perceptron,
     "scanned": scanned,
     "checkpointed": checkpointed,
+    "columns": columns,
     "scaled": scaled,
     "experts": experts,
 }
