@@ -137,9 +137,11 @@ def _step(form: Form) -> Callable[[Tree, Tree], Tree]:
             names = [f"{kind}{n}" for n in range(len(blocks) if form.is_joined else 1)]
             y = x @ jnp.concatenate([p[name] for name in names], axis=1)
             y = y + p[f"{kind}_bias"] if form.is_biased else y
-            if form.is_dropped:
+            # In a loop the bits of a mask are made of what the loop reads, and would be moved to be seen as blocks.
+            if form.is_dropped and not form.is_scanned:
                 y = y * jax.random.bernoulli(key, 0.8, y.shape)
-            x = x + made(y) @ p[f"{kind}_out"]
+            z = made(y) @ p[f"{kind}_out"]
+            x = x + (z * jax.random.bernoulli(key, 0.8, z.shape) if form.is_dropped else z)
         return x, None
 
     body = jax.checkpoint(layer) if form.is_checkpointed else layer
@@ -185,6 +187,8 @@ def try_viewed(form: Form, seed: int, mood: str, mesh: str) -> tuple[bool, str]:
     expected = one_device(text.decode())
     found = expected.difference(chosen, drawn.module, own_collectives=True)
     regions = len(remarks.result(Views).regions)
+    if not regions:
+        return False, "nothing is viewed"
     line = f"{regions} regions; worst result {found.value.label}, relative error {found.max_rel:.2g}"
     if found.passes:
         return True, line

@@ -95,19 +95,21 @@ _MODELS: Final[dict[str, tuple[str, dict[str, Any], tuple[str, ...]]]] = {
 }
 """By name: the model, its sizes, and what is fused in it."""
 
-_FORMS: Final = ("", "-joined", "-scan", "-scan-joined")
+CASES: Final = (
+    *_MODELS,
+    *("gpt-joined", "grouped-joined", "gpt-scan", "llama-scan", "grouped-scan", "grouped-scan-joined"),
+)
+"""Models, and their forms: with layers in a loop, and with separate weights that the step puts together."""
+
 _PARTS: Final = {"qkv": "q k v", "gate_up": "gate up", "qkv_gate_up": "q k v gate up"}
 
 
-def cases(layers: int, hidden: int, seq: int, names: Sequence[str] = ()) -> dict[str, tuple[bytes, bytes]]:
-    """Returns the training steps of models, of all unless named, with separate and with fused weights, by its name.
-
-    A model's `-joined` form puts separate weights together in each step, and its `-scan` has its layers in a loop.
-    """
+def cases(layers: int, hidden: int, seq: int, names: Sequence[str] = CASES) -> dict[str, tuple[bytes, bytes]]:
+    """Returns the training steps of models, each with separate and with fused weights, by its name."""
     common = {"layers": layers, "hidden": hidden, "heads": NUM_DEVICES, "ffn": 4 * hidden}
     common |= {"vocab": 8192, "seq": seq, "batch": 1}
     found = {}
-    for name in names or [f"{name}{form}" for form in _FORMS for name in _MODELS]:
+    for name in names:
         kind, sizes, switches = _MODELS[name.split("-")[0]]
         separate, fused = (
             sized(kind, **{**common, **sizes}, scan="scan" in name, **dict.fromkeys(switches, on))

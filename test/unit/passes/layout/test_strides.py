@@ -37,7 +37,8 @@ from rhino.strategies.layout.blocked_views import Views
 PASS = "rhino-materialize-strides"
 FUSED = dataclasses.replace(GPT, layers=2, fused_qkv=True)
 GATED = llama.LlamaConfig(
-    layers=2, hidden=32, heads=4, kv_heads=2, ffn=32, vocab=64, seq=8, batch=8, fused_gate_up=True
+    **{"layers": 2, "hidden": 64, "heads": 16, "kv_heads": 8, "ffn": 32, "vocab": 64, "seq": 8, "batch": 8},
+    **{"fused_qkv": True, "fused_gate_up": True},
 )
 
 
@@ -398,17 +399,19 @@ def callers_view(value):
     return value.index, value.name, value.shape, value.dtype
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_every_fused_weight_of_a_model_and_its_state_is_viewed(name: str):
+@pytest.mark.parametrize("model", MODELS)
+def test_every_fused_weight_of_a_model_and_its_state_is_viewed(model: str):
     signature, original = (
-        read_signature(viewed(step(name), name)),
-        read_signature(read_module(step(name), name, make_context())),
+        read_signature(viewed(step(model), model)),
+        read_signature(read_module(step(model), model, make_context())),
     )
     for ours, theirs in ((signature.arguments, original.arguments), (signature.results, original.results)):
         assert [*map(callers_view, ours)] == [*map(callers_view, theirs)]
         changed = {value.name for value in ours if value.stored != value.shape}
         assert changed == {value.name for value in ours if re.search("qkv|gate_up", value.name)}
-        assert len(changed) == (3 if "scan" in name else 6)
+        interleaved = {value.name for value in ours if value.interleaved}
+        assert interleaved == {name for name in changed if "llama" in model and "qkv" in name}
+        assert len(changed) == (3 if "scan" in model else 6) * (2 if "llama" in model else 1)
     assert signature.feedback == original.feedback
     for index, result in signature.feedback.items():
         assert signature.results[result].stored == signature.arguments[index].stored
@@ -438,7 +441,7 @@ def test_steps_of_a_viewed_model_on_eight_devices_give_the_answer_of_one(name: s
 @pytest.mark.parametrize("name", ["gpt", "llama", "gpt-scan", "llama-scan"])
 def test_a_viewed_model_sends_what_one_with_separate_weights_sends(name: str):
     separate, fused, seen = (
-        plan.localized for plan in plans(cases(1, 256, 128)[name], name, waiting("v100x8"), pinned=True)
+        plan.localized for plan in plans(cases(1, 256, 128, [name])[name], name, waiting("v100x8"), pinned=True)
     )
     assert dict(seen.counts) == dict(separate.counts)
     assert seen.total.num_bytes < fused.total.num_bytes
