@@ -132,16 +132,17 @@ def _step(form: Form) -> Callable[[Tree, Tree], Tree]:
     def layer(x: Array, each: tuple[Tree, Array]) -> tuple[Array, None]:
         p, key = each
         p = jax.tree.map(lambda leaf: 0.2 * leaf, p)
-        for kind in form.kinds:
+        for number, kind in enumerate(form.kinds):
             blocks, made = KINDS[kind]
+            own = jax.random.fold_in(key, number)
             names = [f"{kind}{n}" for n in range(len(blocks) if form.is_joined else 1)]
             y = x @ jnp.concatenate([p[name] for name in names], axis=1)
             y = y + p[f"{kind}_bias"] if form.is_biased else y
             # In a loop the bits of a mask are made of what the loop reads, and would be moved to be seen as blocks.
             if form.is_dropped and not form.is_scanned:
-                y = y * jax.random.bernoulli(key, 0.8, y.shape)
+                y = y * jax.random.bernoulli(own, 0.8, y.shape)
             z = made(y) @ p[f"{kind}_out"]
-            x = x + (z * jax.random.bernoulli(key, 0.8, z.shape) if form.is_dropped else z)
+            x = x + (z * jax.random.bernoulli(own, 0.8, z.shape) if form.is_dropped else z)
         return x, None
 
     body = jax.checkpoint(layer) if form.is_checkpointed else layer
