@@ -3,8 +3,8 @@
 What a step does is drawn: which projections its layers have (queries, keys and values; those of grouped queries, whose
 blocks differ in size; gates with hidden features; the gates of a recurrent cell; weights that are concatenated in the
 step), in a loop or not, with a bias or not, with dropout, checkpointed or not, and its optimizer. One program is
-viewed for the devices of a mesh, and then has a plan that nobody would choose (`drawn_plans.py`). In stages the planner
-chooses whether anything is viewed; the stages, micro-batches, schedule and mesh are drawn.
+viewed for the devices of a mesh, and then has a plan that nobody would choose (`drawn_plans.py`). In stages it is viewed
+too, or in a loop as the planner chooses; the stages, micro-batches, schedule and mesh are drawn.
 """
 
 from __future__ import annotations
@@ -198,13 +198,20 @@ def try_viewed(form: Form, seed: int, mood: str, mesh: str) -> tuple[bool, str]:
 
 
 def try_staged(form: Form, setting: Setting) -> tuple[bool, str]:
-    """Returns whether a step in stages gives the results of one device in some steps, and a line about it."""
+    """Returns whether a step in stages gives the results of one device in some steps, and a line about it.
+
+    It is viewed, but for one whose loop stages cut: in that the planner chooses.
+    """
     name, text = "fused", step_of(form)
     expected = reference(text, name, NUM_STEPS)
+    if not form.is_scanned:
+        parts = prod(parse_mesh(setting.mesh).shape)
+        viewed, _ = sharded(text, name, f"rhino-normalize,rhino-materialize-strides{{parts={parts}}}")
+        text = str(viewed).encode()
     made = plan(text, name, setting)
     found = difference(made, run(made, expected.inputs, NUM_STEPS), expected, name)
-    viewed = sum(bool(one.viewed) for one in made.plan.arguments)
-    return found.passes, f"{viewed} arguments as blocks; worst relative error {found.max_rel:.1e}"
+    num_viewed = sum(bool(one.viewed) for one in made.plan.arguments)
+    return found.passes, f"{num_viewed} arguments as blocks; worst relative error {found.max_rel:.1e}"
 
 
 def drawn(seed: int) -> tuple[Form, Setting]:
