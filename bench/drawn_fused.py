@@ -3,8 +3,8 @@
 What a step does is drawn: which projections its layers have (queries, keys and values; those of grouped queries, whose
 blocks differ in size; gates with hidden features; the gates of a recurrent cell; weights that are concatenated in the
 step), in a loop or not, with a bias or not, with dropout, checkpointed or not, and its optimizer. One program is
-viewed for the devices of a mesh, and then has a plan that nobody would choose (`drawn_plans.py`). In stages it is viewed
-too, or in a loop as the planner chooses; the stages, micro-batches, schedule and mesh are drawn.
+viewed for the devices of a mesh, and then has a plan that nobody would choose (`drawn_plans.py`). In stages it is
+viewed too, or in a loop as the planner chooses; the stages, micro-batches, schedule and mesh are drawn.
 """
 
 from __future__ import annotations

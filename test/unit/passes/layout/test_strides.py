@@ -122,19 +122,21 @@ def test_other_cuts_are_left_as_they_are(old: str, new: str):
     assert str(module) == str(parse(text))
 
 
+GROUPED_PROJECTION = function(
+    """
+    %y = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0]\
+ : (tensor<4x6xf32>, tensor<6x12xf32>) -> tensor<4x12xf32>
+    %a = stablehlo.slice %y [0:4, 0:8] : (tensor<4x12xf32>) -> tensor<4x8xf32>
+    %b = stablehlo.slice %y [0:4, 8:12] : (tensor<4x12xf32>) -> tensor<4x4xf32>
+    """,
+    {"x": tensor((4, 6)), "w": tensor((6, 12))},
+    {"a": tensor((4, 8)), "b": tensor((4, 4))},
+)
+
+
 def test_blocks_of_several_sizes_interleave():
     """Of 8 queries and 4 keys each of two devices has 4 queries and then 2 keys; the weight is permuted to that."""
-    text = function(
-        """
-        %y = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0]\
- : (tensor<4x6xf32>, tensor<6x12xf32>) -> tensor<4x12xf32>
-        %a = stablehlo.slice %y [0:4, 0:8] : (tensor<4x12xf32>) -> tensor<4x8xf32>
-        %b = stablehlo.slice %y [0:4, 8:12] : (tensor<4x12xf32>) -> tensor<4x4xf32>
-        """,
-        {"x": tensor((4, 6)), "w": tensor((6, 12))},
-        {"a": tensor((4, 8)), "b": tensor((4, 4))},
-    )
-    module, views = run_pass(text, "{parts=2}")
+    module, views = run_pass(GROUPED_PROJECTION, "{parts=2}")
     assert [sizes(region) for region in views.regions] == [(8, 4)]
     assert kinds(module) == (["tensor<4x6xf32>", "tensor<6x2x6xf32>"], ["tensor<4x8xf32>", "tensor<4x4xf32>"])
     assert names(module).count("concatenate") == 0
@@ -142,10 +144,10 @@ def test_blocks_of_several_sizes_interleave():
     assert to_view(np.arange(12)[None], (1, 2, 6), weight.interleaved).tolist() == [
         [[0, 1, 2, 3, 8, 9], [4, 5, 6, 7, 10, 11]]
     ]
-    check_same(text, module)
-    in_order, views = run_pass(text)  # as multiples of 4, where nobody says how many devices there are
+    check_same(GROUPED_PROJECTION, module)
+    in_order, views = run_pass(GROUPED_PROJECTION)  # as multiples of 4, where nobody says how many devices there are
     assert [sizes(region) for region in views.regions] == [(4, 4, 4)]
-    check_same(text, in_order)
+    check_same(GROUPED_PROJECTION, in_order)
 
 
 def test_a_cut_of_integers_is_left_as_it_is():
@@ -471,5 +473,12 @@ def test_logical_values_go_in_and_come_out():
 @pytest.mark.parametrize("view", ["array<i64: 6, 13>", "array<i64: -6, -12>", '"6, 12"'])
 def test_a_logical_shape_that_does_not_fit_is_refused(view: str):
     text = re.sub("array<i64: 6, 12>", view, str(run_pass(FUSED_PROJECTION)[0]))
+    with pytest.raises(RhinoError, match="RHI-READ-002"):
+        read_signature(parse(text))
+
+
+@pytest.mark.parametrize("blocks", ["array<i64: 2, 8, 6>", "array<i64: 3, 8, 4>", "array<i64: 1, 8, 4>", '"2, 8, 4"'])
+def test_blocks_that_do_not_fit_are_refused(blocks: str):
+    text = str(run_pass(GROUPED_PROJECTION, "{parts=2}")[0]).replace("array<i64: 2, 8, 4>", blocks)
     with pytest.raises(RhinoError, match="RHI-READ-002"):
         read_signature(parse(text))
