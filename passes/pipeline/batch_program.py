@@ -26,7 +26,9 @@ def make_copies(program: Program, found: Propagation) -> bool:
         return False
     for op in range(graph.num_ops - 1, -1, -1):
         if any(value in wanted for value in graph.results(op)):
-            wanted.update(value for value in graph.operands(op).tolist() if found.lays[value].phase != Phase.SETUP)
+            loop = found.loops.get(op)
+            read = graph.operands(op).tolist() if loop is None else found.entering(loop)
+            wanted.update(value for value in read if found.lays[value].phase != Phase.SETUP)
     copies: list[ir.Operation] = []
     new: dict[ir.Value[Any], ir.Value[Any]] = {}
     for number, made in enumerate(program.ops):

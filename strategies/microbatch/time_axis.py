@@ -336,7 +336,9 @@ class Propagation:
         The loop is in APPLY where it cannot run in parts.
         """
         starts = self.reads[loop.op]
-        if not self.stable(loop, [self.lays[value] for value in starts]):
+        if loop.op in self.marks.copies:
+            self._settle_loop(loop, Phase.SETUP)
+        elif not self.stable(loop, [self.lays[value] for value in starts]):
             self._leave_to_apply(loop)
 
     def stable(self, loop: Loop, lays: list[Lay]) -> bool:
@@ -406,10 +408,7 @@ class Propagation:
 
     def _leave_to_apply(self, loop: Loop) -> None:
         why = next((self.meetings[op] for op in self.body(loop) if op in self.meetings), None)
-        for op in (loop.op, *self.body(loop)):
-            self._forget_copies(op)
-            self.settle(op, Phase.APPLY, None)
-        self.phases[loop.end] = Phase.APPLY
+        self._settle_loop(loop, Phase.APPLY)
         reads = [
             (op, position, value)
             for op in range(loop.op, loop.end + 1)
@@ -418,6 +417,22 @@ class Propagation:
         blocks = [read for read in reads if self.lays[read[2]].is_split]
         if blocks:
             self.meetings[loop.op] = why or Meeting(*blocks[0], -1)
+        is_cheap = all(self.cheap[value] or self.lays[value].phase == Phase.SETUP for value in self.entering(loop))
+        for value in self.gives[loop.op]:
+            self.cheap[value] = is_cheap and not any(self.classes[op].name in HEAVY for op in self.body(loop))
+
+    def _settle_loop(self, loop: Loop, phase: Phase) -> None:
+        for op in (loop.op, *self.body(loop)):
+            self._forget_copies(op)
+            self.settle(op, phase, None)
+        self.phases[loop.end] = phase
+
+    def entering(self, loop: Loop) -> Iterator[int]:
+        """Yields the values that a loop starts from, and that its body and condition read of what is outside."""
+        yield from self.reads[loop.op]
+        first = self.gives[loop.op].start
+        inside = [value for op in range(loop.op + 1, loop.end + 1) for value in self.reads[op]]
+        yield from (value for value in (*inside, *self.tested.get(loop.op, ())) if value < first)
 
     def _meeting(self, op: int, values: Sequence[int], lays: Sequence[Lay]) -> Meeting:
         """Returns why an op that reads blocks cannot run in the loop.

@@ -51,6 +51,19 @@ def clipped(p, batch):
     return descend(p, jax.tree.map(lambda g: g * jnp.minimum(1.0, 0.1 / norm), grads)), (loss, norm)
 
 
+def keyed_by_batch(p, batch):
+    """Drops features at random, by a key that the first example of the batch gives."""
+    key = jax.random.key(batch["x"].astype(jnp.int32)[0, 0])
+    kept = jax.random.bernoulli(key, 0.7, (batch["x"].shape[0], p["up"].shape[1]))
+
+    def loss(p):
+        x = jnp.where(kept, hidden(p, batch["x"]), 0)
+        return ((x @ p["down"] - batch["y"]) ** 2).mean()
+
+    value, grads = jax.value_and_grad(loss)(p)
+    return descend(p, grads), value
+
+
 def several_losses(p, batch):
     """An auxiliary loss, a regulariser, and metrics: a count, a maximum, and what each example lost."""
 
@@ -264,6 +277,7 @@ STEPS = {
     "clipped": (clipped, params(), BATCH),
     "several-losses": (several_losses, params(), BATCH),
     "counted": (counted, params(), BATCH),
+    "keyed-by-batch": (keyed_by_batch, params(), BATCH),
     "ranked": (ranked, params(), BATCH),
     "bf16": (narrow, params(), BATCH),
     "dropped": (dropped, params(), BATCH),
