@@ -28,7 +28,8 @@ from pipelines import Setting, difference, digest, plan
 from pipelines import run as run_pipeline
 from planning import Reference, reference
 from random_programs import random_steps, try_program
-from report import Options, Question, key, option, run
+from report import Options, Question, key, option, run, say
+from rewrites import WAYS, small_step, try_way
 from small_programs import draw
 from stranger_models import STRANGERS, stranger_text
 from traffic import splitting_cluster
@@ -193,6 +194,24 @@ def fused(options: Options) -> Iterator[Tried]:
             yield tried(f"seed {seed}: {cut}{' remat' if setting.remat else ''}", drawn_fused.try_staged, form, setting)
 
 
+def rewrites(options: Options) -> Iterator[Tried]:
+    """Take training steps under every rewrite, in plans drawn at random, and compare two steps with one device.
+
+    The rewrites, and how plans are drawn: `rewrites.py`. Models are of models.py and, where their libraries are
+    installed, of stranger_models.py, in small sizes. The exit code is 1 if a step differs from one device, or ends in
+    an error that is no refusal; refusals are listed.
+    """
+    _prepare()
+    for name in options.models or list(STRANGERS):
+        try:
+            step = small_step(name)
+        except ModuleNotFoundError as error:
+            say(f"{name} is left out: {error.name} is not installed")
+            continue
+        for seed, way in product(options.seeds, options.ways):
+            yield tried(f"{name} {way} seed {seed}", try_way, step, way, seed)
+
+
 def _pipeline(text: bytes, name: str, setting: Setting, expected: Reference, *, is_joined: bool) -> dict[str, Any]:
     made = plan(text, name, setting)
     steps = run_pipeline(made, expected.inputs, len(expected.results), is_joined=is_joined)
@@ -284,6 +303,14 @@ QUESTIONS: Final = {
     "fused": _question(
         fused,
         (option("--seeds", range(40), "steps"), _MESHES, option("--staged", False, "in stages too")),
+    ),
+    "rewrites": _question(
+        rewrites,
+        (
+            option("--models", [], "names of models.py or stranger_models.py (default all of the latter)"),
+            option("--ways", list(WAYS), "see rewrites.py"),
+            option("--seeds", range(1), "draws of a plan for each way"),
+        ),
     ),
     "pipelines": Question(str(pipelines.__doc__), pipelines, _STAGED, _PIPELINES, ("schedule", "bits"), _other_bits),
 }

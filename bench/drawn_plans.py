@@ -57,6 +57,10 @@ _REWARD = -1000.0
 """Far below all costs of a small program together, so that a state with it is chosen if it is legal at all."""
 
 
+class NotDrawnError(Exception):
+    """The search for any plan at all ended without one, as it may for loops in loops on several axes."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Drawable:
     """A program with its choices on one mesh."""
@@ -77,7 +81,8 @@ class Drawable:
         """Returns a random legal choice; its costs say nothing."""
         problem = random_costs(self.choice, seed, mood)
         outcome = Search(_preferring(problem, wanted) if wanted else problem, _LIMITS).run(None)
-        assert isinstance(outcome, Answer), outcome
+        if not isinstance(outcome, Answer):
+            raise NotDrawnError(f"no plan within the limits of a draw: {outcome}")
         return outcome
 
     def write(self, answer: Answer) -> ShardingPlan:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -100,11 +100,11 @@ class Reference:
         return result
 
 
-def reference(text: bytes, name: str, num_steps: int) -> Reference:
-    """Returns `num_steps` steps of the training step in `text` on one device."""
+def reference(text: bytes, name: str, num_steps: int, given: Mapping[int, Host] | None = None) -> Reference:
+    """Returns `num_steps` steps of the training step in `text` on one device; arguments not in `given` are drawn."""
     module = read_module(text, name, make_context())
     executable = compile_module(module, jax.devices()[:1])
-    inputs = draw_inputs(executable.signature, InputRule(0, INT_RANGE, nonnegative_arguments(module)), {})
+    inputs = draw_inputs(executable.signature, InputRule(0, INT_RANGE, nonnegative_arguments(module)), given or {})
     return Reference(inputs, run_on(executable, inputs, num_steps))
 
 

@@ -4,17 +4,20 @@ Their libraries are no dependency of Rhino's, and each model imports those that 
 their own, with a version of transformers that still has models in Flax:
 
     pip install transformers==4.53.3 keras==3.15.1 flax==0.12.8 equinox==0.13.8 dm-haiku==0.0.17 optax==0.2.8
+    pip install torch==2.13.0 torchax==0.0.13
 
-Widths suit a few cores, batches are those of training.
+Each comes in two sizes: `TIMED`, whose widths suit a few cores and whose batches are those of training, and `SMALL`,
+which compiles and runs in seconds under any plan.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any, Final
 
 import jax
@@ -32,6 +35,24 @@ class Stranger:
     step: Callable[[Tree, Tree], tuple[Tree, jax.Array]]
     state: Tree
     batch: Tree
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What the models are made of; those with another batch or width take a multiple of it."""
+
+    width: int
+    layers: int
+    batch: int
+    length: int
+    image: int
+    vocabulary: int
+
+
+TIMED: Final = Sizes(width=128, layers=4, batch=32, length=128, image=32, vocabulary=1024)
+SMALL: Final = Sizes(width=16, layers=2, batch=8, length=16, image=16, vocabulary=32)
+NUM_CLASSES: Final = 16
+_HEADS: Final = 4
 
 
 def _trained(loss: Loss, parameters: Tree, batch: Tree, optimizer: str = "adamw") -> Stranger:
@@ -57,14 +78,15 @@ def _draw() -> np.random.Generator:
     return np.random.default_rng(0)
 
 
-def _images(batch: int, size: int, classes: int, *, is_channels_first: bool = False) -> dict[str, np.ndarray[Any, Any]]:
+def _images(batch: int, size: int, *, is_channels_first: bool = False) -> dict[str, np.ndarray[Any, Any]]:
     shape = (batch, 3, size, size) if is_channels_first else (batch, size, size, 3)
     images = _draw().standard_normal(shape, dtype=np.float32)
-    return {"images": images, "labels": _draw().integers(0, classes, batch, dtype=np.int32)}
+    return {"images": images, "labels": _draw().integers(0, NUM_CLASSES, batch, dtype=np.int32)}
 
 
-def _tokens(batch: int, length: int, vocabulary: int) -> dict[str, np.ndarray[Any, Any]]:
-    return {name: _draw().integers(0, vocabulary, (batch, length), dtype=np.int32) for name in ("tokens", "labels")}
+def _tokens(sizes: Sizes) -> dict[str, np.ndarray[Any, Any]]:
+    shape = (sizes.batch, sizes.length)
+    return {name: _draw().integers(0, sizes.vocabulary, shape, dtype=np.int32) for name in ("tokens", "labels")}
 
 
 # Hugging Face
@@ -84,38 +106,69 @@ def _hugging_face(kind: str, sizes: Mapping[str, int], batch: Tree, entry: str) 
     return _trained(loss, model.params, batch)
 
 
-def _vit() -> Stranger:
-    sizes = {
-        **{"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 512},
-        **{"image_size": 32, "patch_size": 4, "num_labels": 16},
+def _vit(sizes: Sizes) -> Stranger:
+    fields = _attention(sizes) | {"image_size": sizes.image, "patch_size": 4, "num_labels": NUM_CLASSES}
+    batch = _images(2 * sizes.batch, sizes.image, is_channels_first=True)
+    return _hugging_face("ViTConfig FlaxViTForImageClassification", fields, batch, "images")
+
+
+def _gpt2(sizes: Sizes) -> Stranger:
+    fields = {
+        **{"n_embd": sizes.width, "n_layer": sizes.layers, "n_head": _HEADS},
+        **{"n_positions": sizes.length, "vocab_size": sizes.vocabulary},
     }
-    batch = _images(64, 32, 16, is_channels_first=True)
-    return _hugging_face("ViTConfig FlaxViTForImageClassification", sizes, batch, "images")
+    return _hugging_face("GPT2Config FlaxGPT2LMHeadModel", fields, _tokens(sizes), "tokens")
 
 
-def _gpt2() -> Stranger:
-    sizes = {"n_embd": 128, "n_layer": 4, "n_head": 4, "n_positions": 128, "vocab_size": 1024}
-    return _hugging_face("GPT2Config FlaxGPT2LMHeadModel", sizes, _tokens(32, 128, 1024), "tokens")
+def _bert(sizes: Sizes) -> Stranger:
+    fields = _attention(sizes) | {"max_position_embeddings": sizes.length, "vocab_size": sizes.vocabulary}
+    return _hugging_face("BertConfig FlaxBertForMaskedLM", fields, _tokens(sizes), "tokens")
 
 
-def _bert() -> Stranger:
-    sizes = {
-        **{"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 512},
-        **{"max_position_embeddings": 128, "vocab_size": 1024},
+def _t5(sizes: Sizes) -> Stranger:
+    """Returns an encoder and a decoder that reads it; what the decoder is given are the labels, one place later."""
+    transformers = import_module("transformers")
+    module: Any = import_module("transformers.models.t5.modeling_flax_t5")
+    clip = lambda x, a_min=None, a_max=None: jnp.clip(x, a_min, a_max)  # noqa: E731 - as JAX had it
+    module.jnp = SimpleNamespace(**{**vars(jnp), "clip": clip})
+    config = transformers.T5Config(
+        vocab_size=sizes.vocabulary,
+        d_model=sizes.width,
+        d_kv=sizes.width // _HEADS,
+        d_ff=4 * sizes.width,
+        num_layers=sizes.layers // 2,
+        num_heads=_HEADS,
+        decoder_start_token_id=0,
+    )
+    model = transformers.FlaxT5ForConditionalGeneration(config, seed=0)
+
+    def loss(parameters: Tree, batch: Tree) -> jax.Array:
+        given = jnp.pad(batch["labels"], ((0, 0), (1, 0)))[:, :-1]
+        key = jax.random.key(batch["labels"].ravel()[0])
+        logits = model(batch["tokens"], decoder_input_ids=given, params=parameters, dropout_rng=key, train=True).logits
+        return _cross_entropy(logits, batch["labels"])
+
+    return _trained(loss, model.params, _tokens(sizes))
+
+
+def _attention(sizes: Sizes) -> dict[str, int]:
+    return {
+        **{"hidden_size": sizes.width, "num_hidden_layers": sizes.layers},
+        **{"num_attention_heads": _HEADS, "intermediate_size": 4 * sizes.width},
     }
-    return _hugging_face("BertConfig FlaxBertForMaskedLM", sizes, _tokens(32, 128, 1024), "tokens")
 
 
 # Keras
 
 
-def _keras(name: str, size: int, batch: int, **options: Any) -> Stranger:  # noqa: ANN401 - of the model
+def _keras(sizes: Sizes, name: str, batch: int, **options: Any) -> Stranger:  # noqa: ANN401 - of the model
     """Returns a step of one of Keras's applications, with momentum as its paper trains it."""
     os.environ["KERAS_BACKEND"] = "jax"
     keras, optax = import_module("keras"), import_module("optax")
     keras.utils.set_random_seed(0)
+    size = 32  # the least that these take
     model = getattr(keras.applications, name)(
-        weights=None, classes=16, input_shape=(size, size, 3), classifier_activation=None, **options
+        weights=None, classes=NUM_CLASSES, input_shape=(size, size, 3), classifier_activation=None, **options
     )
     rule = optax.sgd(1e-2, momentum=0.9)
     weights = [np.asarray(one.value) for one in model.trainable_variables]
@@ -131,26 +184,26 @@ def _keras(name: str, size: int, batch: int, **options: Any) -> Stranger:  # noq
         updates, moments = rule.update(gradients, moments, weights)
         return (optax.apply_updates(weights, updates), others, moments), value
 
-    return Stranger(step, (weights, others, rule.init(weights)), _images(batch, size, 16))
+    return Stranger(step, (weights, others, rule.init(weights)), _images(batch, size))
 
 
 # Flax
 
 
-def _linen_cnn() -> Stranger:
+def _linen_cnn(sizes: Sizes) -> Stranger:
     nn = import_module("flax.linen")
 
     class Net(nn.Module):  # type: ignore[misc, name-defined]
         @nn.compact  # type: ignore[untyped-decorator]
         def __call__(self, images: jax.Array) -> jax.Array:
-            for width in (32, 64, 128):
+            for width in (sizes.width // 4, sizes.width // 2, sizes.width):
                 images = nn.relu(nn.Conv(width, (3, 3))(images))
                 images = nn.avg_pool(images, (2, 2), strides=(2, 2))
-            hidden = nn.relu(nn.Dense(256)(images.reshape((images.shape[0], -1))))
-            logits: jax.Array = nn.Dense(16)(hidden)
+            hidden = nn.relu(nn.Dense(2 * sizes.width)(images.reshape((images.shape[0], -1))))
+            logits: jax.Array = nn.Dense(NUM_CLASSES)(hidden)
             return logits
 
-    net, batch = Net(), _images(128, 32, 16)
+    net, batch = Net(), _images(4 * sizes.batch, sizes.image)
 
     def loss(parameters: Tree, batch: Tree) -> jax.Array:
         return _cross_entropy(net.apply(parameters, batch["images"]), batch["labels"])
@@ -158,14 +211,18 @@ def _linen_cnn() -> Stranger:
     return _trained(loss, net.init(jax.random.key(0), batch["images"]), batch)
 
 
-def _nnx_mixer() -> Stranger:
+def _nnx_mixer(sizes: Sizes) -> Stranger:
     nnx = import_module("flax.nnx")
+    num_patches, width = (sizes.image // 4) ** 2, sizes.width
+
+    def perceptron(width: int, hidden: int, rngs: Any) -> Any:  # noqa: ANN401 - of nnx
+        return nnx.List([nnx.Linear(width, hidden, rngs=rngs), nnx.Linear(hidden, width, rngs=rngs)])
 
     class Block(nnx.Module):  # type: ignore[misc, name-defined]
-        def __init__(self, tokens: int, width: int, rngs: Any) -> None:  # noqa: ANN401 - of nnx
+        def __init__(self, rngs: Any) -> None:  # noqa: ANN401 - of nnx
             self.norms = nnx.List([nnx.LayerNorm(width, rngs=rngs) for _ in range(2)])
-            self.tokens = nnx.List([nnx.Linear(tokens, 128, rngs=rngs), nnx.Linear(128, tokens, rngs=rngs)])
-            self.channels = nnx.List([nnx.Linear(width, 512, rngs=rngs), nnx.Linear(512, width, rngs=rngs)])
+            self.tokens = perceptron(num_patches, width, rngs)
+            self.channels = perceptron(width, 4 * width, rngs)
 
         def __call__(self, x: jax.Array) -> jax.Array:
             up, down = self.tokens
@@ -176,12 +233,12 @@ def _nnx_mixer() -> Stranger:
 
     class Mixer(nnx.Module):  # type: ignore[misc, name-defined]
         def __init__(self, rngs: Any) -> None:  # noqa: ANN401 - of nnx
-            self.patches = nnx.Conv(3, 128, (4, 4), strides=(4, 4), rngs=rngs)
-            self.blocks = nnx.List([Block(64, 128, rngs) for _ in range(4)])
-            self.head = nnx.Linear(128, 16, rngs=rngs)
+            self.patches = nnx.Conv(3, width, (4, 4), strides=(4, 4), rngs=rngs)
+            self.blocks = nnx.List([Block(rngs) for _ in range(sizes.layers)])
+            self.head = nnx.Linear(width, NUM_CLASSES, rngs=rngs)
 
         def __call__(self, images: jax.Array) -> jax.Array:
-            x = self.patches(images).reshape((images.shape[0], 64, 128))
+            x = self.patches(images).reshape((images.shape[0], num_patches, width))
             for block in self.blocks:
                 x = block(x)
             logits: jax.Array = self.head(x.mean(axis=1))
@@ -192,13 +249,13 @@ def _nnx_mixer() -> Stranger:
     def loss(parameters: Tree, batch: Tree) -> jax.Array:
         return _cross_entropy(nnx.merge(graph, parameters)(batch["images"]), batch["labels"])
 
-    return _trained(loss, parameters, _images(64, 32, 16))
+    return _trained(loss, parameters, _images(2 * sizes.batch, sizes.image))
 
 
-def _decoder() -> Stranger:
+def _decoder(sizes: Sizes) -> Stranger:
     """Returns a decoder as MaxText has it: scanned layers that are rematerialized, rotary positions, gated units."""
     nn = import_module("flax.linen")
-    width, heads = 128, 4
+    width, heads = sizes.width, _HEADS
 
     def rotated(x: jax.Array) -> jax.Array:
         length, size = x.shape[1], x.shape[-1]
@@ -217,21 +274,24 @@ def _decoder() -> Stranger:
             read = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), value)
             x = x + nn.DenseGeneral(width, axis=(-2, -1), use_bias=False)(read)
             normed = nn.RMSNorm()(x)
-            gate, up = (nn.Dense(384, use_bias=False)(normed) for _ in range(2))
+            gate, up = (nn.Dense(3 * width, use_bias=False)(normed) for _ in range(2))
             return x + nn.Dense(width, use_bias=False)(nn.silu(gate) * up), None
 
     class Decoder(nn.Module):  # type: ignore[misc, name-defined]
         @nn.compact  # type: ignore[untyped-decorator]
         def __call__(self, tokens: jax.Array) -> jax.Array:
-            embed = nn.Embed(1024, width)
+            embed = nn.Embed(sizes.vocabulary, width)
             layers = nn.scan(
-                nn.remat(Layer, prevent_cse=False), variable_axes={"params": 0}, split_rngs={"params": True}, length=4
+                nn.remat(Layer, prevent_cse=False),
+                variable_axes={"params": 0},
+                split_rngs={"params": True},
+                length=max(4, sizes.layers),  # a loop costs no time to compile, and is cut in stages between iterations
             )
             x, _ = layers()(embed(tokens), None)
             logits: jax.Array = embed.attend(nn.RMSNorm()(x))
             return logits
 
-    net, batch = Decoder(), _tokens(32, 128, 1024)
+    net, batch = Decoder(), _tokens(sizes)
 
     def loss(parameters: Tree, batch: Tree) -> jax.Array:
         return _cross_entropy(net.apply(parameters, batch["tokens"]), batch["labels"])
@@ -242,10 +302,11 @@ def _decoder() -> Stranger:
 # Equinox
 
 
-def _mamba() -> Stranger:
+def _mamba(sizes: Sizes) -> Stranger:
     """Returns a language model of selective state spaces (Mamba), its recurrence by `associative_scan`."""
     eqx = import_module("equinox")
-    width, inner, states, rank = 64, 128, 8, 4
+    width, inner, states, rank = sizes.width // 2, sizes.width, 8, 4
+    vocabulary = sizes.vocabulary // 2
 
     class Block(eqx.Module):  # type: ignore[misc, name-defined]
         norm: Any
@@ -291,10 +352,10 @@ def _mamba() -> Stranger:
         head: Any
 
         def __init__(self, key: jax.Array) -> None:
-            keys = jax.random.split(key, 4)
-            self.embed = eqx.nn.Embedding(512, width, key=keys[0])
-            self.blocks = tuple(Block(one) for one in keys[1:3])
-            self.head = eqx.nn.Linear(width, 512, key=keys[3])
+            keys = jax.random.split(key, (sizes.layers + 1) // 2 + 2)
+            self.embed = eqx.nn.Embedding(vocabulary, width, key=keys[0])
+            self.blocks = tuple(Block(one) for one in keys[1:-1])
+            self.head = eqx.nn.Linear(width, vocabulary, key=keys[-1])
 
         def __call__(self, tokens: jax.Array) -> jax.Array:
             x = jax.vmap(self.embed)(tokens)
@@ -303,14 +364,15 @@ def _mamba() -> Stranger:
             logits: jax.Array = jax.vmap(self.head)(x)
             return logits
 
-    return _equinox(Mamba(jax.random.key(0)), _tokens(32, 64, 512), "tokens")
+    tokens = _tokens(replace(sizes, length=sizes.length // 2, vocabulary=vocabulary))
+    return _equinox(Mamba(jax.random.key(0)), tokens, "tokens")
 
 
-def _eqx_mlp() -> Stranger:
+def _eqx_mlp(sizes: Sizes) -> Stranger:
     eqx = import_module("equinox")
-    model = eqx.nn.MLP(3 * 32 * 32, 16, 512, 3, key=jax.random.key(0))
-    batch = _images(256, 32, 16)
-    batch["images"] = batch["images"].reshape(256, -1)
+    model = eqx.nn.MLP(3 * sizes.image**2, NUM_CLASSES, 4 * sizes.width, 3, key=jax.random.key(0))
+    batch = _images(8 * sizes.batch, sizes.image)
+    batch["images"] = batch["images"].reshape(8 * sizes.batch, -1)
     return _equinox(model, batch, "images")
 
 
@@ -325,23 +387,82 @@ def _equinox(model: Any, batch: Tree, entry: str) -> Stranger:  # noqa: ANN401 -
     return _trained(loss, parameters, batch)
 
 
+# PyTorch
+
+
+def _torch(model: Any, batch: Tree, entry: str) -> Stranger:  # noqa: ANN401 - a module of PyTorch
+    """Returns a step of PyTorch's forward pass, as torchax translates it, and JAX's gradient."""
+    torch, attention = import_module("torch"), import_module("torch.nn.attention")
+    with attention.sdpa_kernel(attention.SDPBackend.MATH):  # the fused one has no translation
+        program = torch.export.export(model, (torch.from_numpy(batch[entry]),))
+    arrays, forward = _torchax_export().exported_program_to_jax(program)
+    num_parameters = len(program.graph_signature.parameters)
+    parameters, buffers = arrays[:num_parameters], arrays[num_parameters:]
+
+    def loss(parameters: Tree, batch: Tree) -> jax.Array:
+        (logits,) = forward([*parameters, *buffers], (batch[entry],))
+        return _cross_entropy(logits, batch["labels"])
+
+    return _trained(loss, parameters, batch)
+
+
+def _torchax_export() -> Any:  # noqa: ANN401 - a module
+    """Returns `torchax.export`, for whose import ops that torch 2.13 dropped have to be something."""
+    packet = import_module("torch._ops").OpOverloadPacket
+    own = packet.__getattr__
+
+    def found(self: object, name: str) -> object:
+        try:
+            return own(self, name)
+        except AttributeError:
+            if name.startswith("__"):
+                raise
+            return object()
+
+    packet.__getattr__ = found
+    try:
+        return import_module("torchax.export")
+    finally:
+        packet.__getattr__ = own
+
+
+def _torch_encoder(sizes: Sizes) -> Stranger:
+    nn = import_module("torch").nn
+
+    class Encoder(nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(sizes.vocabulary, sizes.width)
+            layer = nn.TransformerEncoderLayer(
+                sizes.width, _HEADS, 4 * sizes.width, dropout=0.0, batch_first=True, norm_first=True
+            )
+            self.layers = nn.TransformerEncoder(layer, sizes.layers, enable_nested_tensor=False)
+            self.head = nn.Linear(sizes.width, sizes.vocabulary)
+
+        def forward(self, tokens: Any) -> Any:  # noqa: ANN401 - a tensor
+            mask = nn.Transformer.generate_square_subsequent_mask(sizes.length)
+            return self.head(self.layers(self.embed(tokens), mask=mask, is_causal=True))
+
+    return _torch(Encoder(), _tokens(sizes), "tokens")
+
+
 # Haiku
 
 
-def _haiku_graphs() -> Stranger:
+def _haiku_graphs(sizes: Sizes) -> Stranger:
     """Returns a network on graphs: messages along edges, summed at the nodes that they reach."""
     hk = import_module("haiku")
-    graphs, nodes, edges = 64, 48, 128
+    graphs, nodes, edges, width = 2 * sizes.batch, 48, 128, sizes.width // 2
 
     def net(batch: Tree) -> jax.Array:
-        x = hk.Linear(64)(batch["nodes"])
+        x = hk.Linear(width)(batch["nodes"])
         for _ in range(3):
             sent = jnp.take_along_axis(x, batch["senders"][..., None], axis=1)
             reached = jnp.take_along_axis(x, batch["receivers"][..., None], axis=1)
-            messages = hk.nets.MLP([128, 64])(jnp.concatenate([sent, reached], axis=-1))
+            messages = hk.nets.MLP([2 * width, width])(jnp.concatenate([sent, reached], axis=-1))
             sums = jax.vmap(partial(jax.ops.segment_sum, num_segments=nodes))(messages, batch["receivers"])
-            x = hk.LayerNorm(-1, True, True)(x + hk.nets.MLP([128, 64])(jnp.concatenate([x, sums], axis=-1)))
-        logits: jax.Array = hk.Linear(16)(x.mean(axis=1))
+            x = hk.LayerNorm(-1, True, True)(x + hk.nets.MLP([2 * width, width])(jnp.concatenate([x, sums], axis=-1)))
+        logits: jax.Array = hk.Linear(NUM_CLASSES)(x.mean(axis=1))
         return logits
 
     draw = _draw()
@@ -349,7 +470,7 @@ def _haiku_graphs() -> Stranger:
         "nodes": draw.standard_normal((graphs, nodes, 16), dtype=np.float32),
         "senders": draw.integers(0, nodes, (graphs, edges), dtype=np.int32),
         "receivers": draw.integers(0, nodes, (graphs, edges), dtype=np.int32),
-        "labels": draw.integers(0, 16, graphs, dtype=np.int32),
+        "labels": draw.integers(0, NUM_CLASSES, graphs, dtype=np.int32),
     }
     made = hk.without_apply_rng(hk.transform(net))
 
@@ -359,24 +480,26 @@ def _haiku_graphs() -> Stranger:
     return _trained(loss, made.init(jax.random.key(0), batch), batch)
 
 
-STRANGERS: Final[Mapping[str, Callable[[], Stranger]]] = {
+STRANGERS: Final[Mapping[str, Callable[[Sizes], Stranger]]] = {
     "hf-vit": _vit,
     "hf-gpt2": _gpt2,
     "hf-bert": _bert,
-    "keras-mobilenet": lambda: _keras("MobileNetV2", 32, 64, alpha=0.35),
-    "keras-resnet50": lambda: _keras("ResNet50", 32, 32),
+    "hf-t5": _t5,
+    "keras-mobilenet": lambda sizes: _keras(sizes, "MobileNetV2", 2 * sizes.batch, alpha=0.35),
+    "keras-resnet50": lambda sizes: _keras(sizes, "ResNet50", sizes.batch),
     "linen-cnn": _linen_cnn,
     "nnx-mixer": _nnx_mixer,
     "linen-decoder": _decoder,
     "equinox-mamba": _mamba,
     "equinox-mlp": _eqx_mlp,
     "haiku-graphs": _haiku_graphs,
+    "torch-encoder": _torch_encoder,
 }
 """By the library that each is written in."""
 
 
 def stranger_text(name: str) -> bytes:
-    """Returns the training step of a model by name as StableHLO text."""
-    made = STRANGERS[name]()
+    """Returns the training step of a model by name, in its small size, as StableHLO text."""
+    made = STRANGERS[name](SMALL)
     text: str = jax.jit(made.step, donate_argnums=0).lower(made.state, made.batch).as_text(debug_info=True)
     return text.encode()

@@ -27,7 +27,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from report import Options, Question, key, option, run, say
-from stranger_models import STRANGERS, Stranger
+from stranger_models import STRANGERS, TIMED, Stranger
 
 import rhino
 from rhino.ir.graph.collective_stats import CollectiveStats
@@ -68,7 +68,7 @@ def records(options: Options) -> Iterator[Row]:
     request_host_devices(_NUM_DEVICES, os.environ)
     for name in options.models or list(STRANGERS):
         try:
-            made = STRANGERS[name]()
+            made = STRANGERS[name](TIMED)
         except ModuleNotFoundError as error:
             say(f"{name} is left out: {error.name} is not installed")
             continue

@@ -58,6 +58,7 @@ CASES = [
     (correctness, "plans", ["--models=mlp", "--meshes=2", "--seeds=0:1", "--moods=near"], 1),
     (correctness, "programs", ["--seeds=0:1"], 1),
     (correctness, "budgets", ["--seeds=0:1"], 1),
+    (correctness, "rewrites", ["--models=mlp", "--ways=joined,staged-amp"], 2),
     (correctness, "forms", ["--seeds=0:1"], 1),
     (correctness, "oracle", ["--seeds=1:4", "--budgets"], 1),
     pytest.param(correctness, "pipelines", ["--models=gpt-staged", "--stages=2", "--micro-batches=4"], 6, marks=LONG),

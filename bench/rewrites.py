@@ -1,0 +1,294 @@
+"""Training steps under every rewrite, in plans drawn at random, against one device.
+
+In one program a step is rewritten, and then has a plan that nobody would choose (`drawn_plans.py`); what only its
+update reads may lie in host memory. In stages the cut, the micro-batches, the schedule, the mesh of a rank, and some
+shardings of arguments are drawn. The ways:
+
+    plain          as it is
+    joined         all collectives that can be joined are; in ways below half of the time
+    viewed         dims that are cut into blocks are stored as blocks
+    amp            in mixed precision
+    remat          half of what is kept for the backward pass is computed in it
+    parts          in micro-batches
+    statistics     in micro-batches whose statistics are their own, against the same on one device
+    all            several of these, drawn
+    stages         in 2 to 4 stages
+    staged-amp     as well, in mixed precision
+    staged-parts   as well, with statistics of each micro-batch
+
+What mixed precision makes of a step is compared in f32, with its one-device program: its bf16 is read as f32 once all
+else is done, so that rounding hides nothing. Where results of one program differ all the same, each op is compared with
+what one device makes of its operands: rounding that has grown is no fault, but reported.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any, Final
+from zlib import crc32
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from drawn_plans import MOODS, NotDrawnError, drawable, ways_to_run
+from models import step_text
+from pipelines import Setting, difference, plan
+from pipelines import run as run_pipeline
+from planning import Reference, reference, sharded
+from stranger_models import SMALL, STRANGERS
+
+from rhino.ir.cluster.mesh import parse_mesh
+from rhino.ir.diagnostics import RhinoError
+from rhino.ir.mlir.bindings import ir, make_context
+from rhino.ir.mlir.manual import wrap_manual
+from rhino.ir.mlir.reader import read_module
+from rhino.ir.plan.instructions import Layout
+from rhino.ir.plan.instructions import Step as Instructions
+from rhino.ir.program.collectives import module_stats
+from rhino.ir.request.patterns import dotted
+from rhino.passes.sharding.choose_shardings import predicted_stats
+from rhino.passes.sharding.localize import localized_copy
+from rhino.runtime.executor.compare import TOLERANCES, coarsest_tolerance
+from rhino.runtime.executor.executable import Host, compile_module
+from rhino.runtime.executor.inputs import nonnegative_arguments
+from rhino.runtime.executor.signature import Signature, read_signature
+from rhino.strategies.pipeline.schedules import SCHEDULES
+from rhino.tools.first_difference import first_difference
+
+NUM_STEPS: Final = 2
+_NUM_DEVICES: Final = 8
+_MESHES: Final = ("2", "3", "4", "8", "2x2", "2x4", "4x2", "2x2x2")
+_NUM_PINS: Final = 3
+_SMALL: Final = 1e-3
+_F32: Final = 1e-5
+
+_AMP: Final = "rhino-amp{amp=bf16}"
+_PARTS: Final = "micro-batch{num=2}"
+_STATISTICS: Final = "micro-batch{num=2 batch-statistics=per-part}"
+_REMAT: Final = "rhino-remat{remat=0.5}"
+_VIEWS: Final = "rhino-materialize-strides{{parts={parts}}}"
+
+_REWRITES: Final[Mapping[str, tuple[str, ...]]] = {
+    "plain": (),
+    "joined": (),
+    "viewed": (_VIEWS,),
+    "amp": (_AMP,),
+    "remat": (_REMAT,),
+    "parts": (_PARTS,),
+    "statistics": (_STATISTICS,),
+    "all": (_AMP, _PARTS, _REMAT, _VIEWS),
+}
+"""The passes of each way in one program, in the order in which they run."""
+_STAGED: Final[Mapping[str, dict[str, str]]] = {
+    "stages": {},
+    "staged-amp": {"amp": "bf16"},
+    "staged-parts": {"batch-statistics": "per-part"},
+}
+"""The options of each way in stages."""
+_OTHER_STEP: Final = (_AMP, _STATISTICS)
+"""Passes that make another step: mixed precision rounds constants, and statistics of a part are not those of all."""
+
+WAYS: Final = (*_REWRITES, *_STAGED)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A training step as StableHLO text, and what arguments are that are not to be drawn, by index."""
+
+    name: str
+    text: bytes
+    given: Mapping[int, Host] = field(default_factory=dict)
+
+
+def small_step(name: str) -> Step:
+    """Returns the training step of a model of stranger_models.py in its small size, or of models.py.
+
+    Raises:
+        ModuleNotFoundError: the library that the model is written in is not installed.
+    """
+    if name not in STRANGERS:
+        return Step(name, step_text(name))
+    made = STRANGERS[name](SMALL)
+    return traced(name, made.step, made.state, made.batch)
+
+
+def traced(name: str, step: Any, state: Any, batch: Any) -> Step:  # noqa: ANN401 - a function of two pytrees
+    """Returns a step of a state and a batch with their values, but for zeros, which would hide what reads them.
+
+    Where all of an argument is zero, small numbers are drawn; where a root is taken of it, the rule of other programs
+    draws it, for a root of almost nothing makes much of rounding.
+    """
+    lowered = jax.jit(step, donate_argnums=0, keep_unused=True).lower(state, batch)
+    text = str(lowered.as_text(debug_info=True)).encode()
+    roots = nonnegative_arguments(read_module(text, name, make_context()))
+    random = np.random.default_rng(0)
+    given: dict[int, Host] = {}
+    for number, leaf in enumerate(jax.tree.leaves((state, batch))):
+        value = np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
+        if not jnp.issubdtype(value.dtype, jnp.floating) or np.any(value):
+            given[number] = value
+        elif number not in roots:
+            given[number] = random.uniform(-_SMALL, _SMALL, value.shape).astype(value.dtype)
+    return Step(name, text, given)
+
+
+def _is_key(leaf: Any) -> bool:  # noqa: ANN401 - of a pytree
+    return isinstance(leaf, jax.Array) and bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
+
+
+def try_way(step: Step, way: str, seed: int) -> tuple[bool, str]:
+    """Returns whether a step does in a way what one device does, and a line about it.
+
+    A refusal is one of the lines, and that a program has other collectives than its plan predicts stands in it. Each
+    step has draws of its own.
+    """
+    drawn = np.random.default_rng([seed, crc32(f"{step.name} {way}".encode())])
+    try:
+        return (_try_staged if way in _STAGED else _try_one_program)(step, way, drawn)
+    except RhinoError as error:
+        return error.exit_code == 1, f"refused: {error.id} {error.what}"
+    except NotDrawnError as error:
+        return True, str(error)
+
+
+def _try_one_program(step: Step, way: str, random: np.random.Generator) -> tuple[bool, str]:
+    mood, mesh = str(random.choice(MOODS)), str(random.choice(_MESHES))
+    parts = prod(parse_mesh(mesh).shape)
+    passes = _REWRITES[way]
+    if way == "all":
+        passes = tuple(one for one in passes if random.integers(3))
+    rewritten = _behind(step, passes, parts)
+    expected = _expected(step, [one for one in passes if one in _OTHER_STEP])
+    is_joined = way == "joined" or (way != "plain" and bool(random.integers(2)))
+    drawn = drawable(rewritten.decode(), mesh, is_joined=is_joined)
+    chosen = drawn.plan(int(random.integers(1 << 31)), mood)
+    local = localized_copy(drawn.module, step.name)
+    predicted, sent = predicted_stats(chosen), module_stats(local)
+    tolerance = _tolerance(step)
+    found = expected.difference(compile_module(_widened(wrap_manual(local)), jax.devices()[:parts]), tolerance)
+    line = f"{mood} on {mesh}; {ways_to_run(chosen)}; {sent.total.num} collectives"
+    line += "" if predicted == sent else f", {predicted.total.num} predicted"
+    line += f"; worst result {found.value.label}, relative error {found.max_rel:.2g}"
+    line += ", NaN" if found.has_nan else ""
+    if found.passes:
+        return True, line
+    verdict = first_difference(_widened(drawn.module), expected.inputs, jax.devices()[:parts], tolerance)
+    return verdict.is_rounding, f"{line}: {verdict.note}"
+
+
+def _expected(step: Step, passes: Sequence[str]) -> Reference:
+    """Returns what one device makes of a step behind passes that give it another answer, with its bf16 in f32."""
+    text = _behind(step, passes)
+    return reference(_in_f32(text.decode()).encode() if passes else text, step.name, NUM_STEPS, step.given)
+
+
+def _tolerance(step: Step) -> float:
+    """Returns the relative error allowed of results: a few roundings of f32, or that of a coarser type in the step."""
+    coarsest = coarsest_tolerance(read_module(step.text, step.name, make_context()))
+    return _F32 if coarsest <= TOLERANCES["float32"] else coarsest
+
+
+def _widened(module: ir.Module) -> ir.Module:
+    """Returns a module whose bf16 is f32; a module without bf16 is returned as it is."""
+    text = str(module.operation.get_asm())
+    return read_module(_in_f32(text).encode(), "widened", make_context()) if "bf16" in text else module
+
+
+def _in_f32(text: str) -> str:
+    # a number of bf16 that is written as its bits has half of those of f32
+    text = re.sub(r'dense<"?0x([0-9A-F]+)"?>( : tensor<[0-9x]*bf16>)', _long_bits, text)
+    return text.replace("bf16", "f32")
+
+
+def _long_bits(found: re.Match[str]) -> str:
+    bits, quoted = found[1], '"' in found[0]
+    if not quoted:
+        return f"dense<0x{bits}0000>{found[2]}"
+    words = [f"0000{bits[first : first + 4]}" for first in range(0, len(bits), 4)]  # little-endian
+    return f'dense<"0x{"".join(words)}">{found[2]}'
+
+
+def _behind(step: Step, passes: Sequence[str], parts: int = 1) -> bytes:
+    """Returns the text of a step behind passes."""
+    if not passes:
+        return step.text
+    pipeline = ",".join(["rhino-normalize", *(one.format(parts=parts) if one == _VIEWS else one for one in passes)])
+    module, _ = sharded(step.text, step.name, pipeline)
+    return str(module.operation.get_asm(enable_debug_info=True)).encode()
+
+
+def _try_staged(step: Step, way: str, random: np.random.Generator) -> tuple[bool, str]:
+    module = read_module(step.text, step.name, make_context())
+    setting = _draw_setting(random, read_signature(module), _STAGED[way])
+    of_parts = _STATISTICS.replace("num=2", f"num={setting.micro_batches}")
+    expected = _expected(step, {"staged-amp": [_AMP], "staged-parts": [of_parts]}.get(way, []))
+    said = f"{setting.stages} stages of {setting.mesh}, {setting.micro_batches} x {setting.schedule}"
+    said += f", remat {setting.remat}" if setting.remat else ""
+    said += f", {setting.more['pin']}" if "pin" in setting.more else ""
+    try:
+        made = plan(step.text, step.name, setting)
+    except RhinoError as error:
+        return error.exit_code == 1, f"{said}; refused: {error.id} {error.what}"
+    execution = made.execution
+    made = replace(
+        made,
+        execution=replace(
+            execution,
+            step=_step_in_f32(execution.step),
+            modules={name: _in_f32(text) for name, text in execution.modules.items()},
+        ),
+    )
+    steps = run_pipeline(made, expected.inputs, NUM_STEPS, is_joined=bool(random.integers(2)))
+    found = difference(made, steps, expected, step.name, _tolerance(step))
+    line = f"{said}; worst result {found.value.label}, relative error {found.max_rel:.2g}"
+    return found.passes, f"{line}{', NaN' if found.has_nan else ''}"
+
+
+def _step_in_f32(step: Instructions) -> Instructions:
+    """Returns the instructions of a step whose bf16 is f32."""
+
+    def wide(layouts: Iterable[Layout]) -> tuple[Layout, ...]:
+        return tuple(replace(one, dtype=one.dtype.replace("bf16", "f32")) for one in layouts)
+
+    return replace(
+        step,
+        programs=tuple(replace(one, inputs=wide(one.inputs), outputs=wide(one.outputs)) for one in step.programs),
+        slots=tuple(replace(one, layout=wide([one.layout])[0]) for one in step.slots),
+    )
+
+
+def _draw_setting(random: np.random.Generator, signature: Signature, more: dict[str, str]) -> Setting:
+    """Returns how a step is cut on at most eight devices."""
+    schedule = str(random.choice(list(SCHEDULES)))
+    chunks = SCHEDULES[schedule].stages_per_rank
+    ranks = int(random.choice([2, 4])) if chunks == 1 else 2
+    mesh = int(random.choice([one for one in (1, 2, 4) if ranks * one <= _NUM_DEVICES]))
+    micro_batches = int(random.choice([2, 4]))
+    pins = _draw_pins(random, signature, mesh) if mesh > 1 and random.integers(2) else ""
+    remat = "0.5" if random.integers(3) == 0 else ""
+    return Setting(
+        ranks * chunks,
+        micro_batches,
+        schedule,
+        str(mesh),
+        "cpu8",
+        remat=remat,
+        ranks=ranks,
+        more={**more, **({"pin": pins} if pins else {})},
+    )
+
+
+def _draw_pins(random: np.random.Generator, signature: Signature, mesh: int) -> str:
+    """Returns pins of some arguments along dims that the mesh divides."""
+    places = [
+        (one, dim) for one in signature.arguments for dim, size in enumerate(one.shape) if size % mesh == 0 and size
+    ]
+    pins = {}
+    for number in random.permutation(len(places))[:_NUM_PINS]:
+        value, dim = places[number]
+        dims = ", ".join('{"x"}' if n == dim else "{}" for n in range(len(value.shape)))
+        pins[dotted(value.name)] = f"[{dims}]"
+    return ";".join(f"{name}={dims}" for name, dims in pins.items())
