@@ -1,4 +1,4 @@
-"""What fits with moments in host memory: GPTs whose state is too large for the devices."""
+"""What fits with moments and activations in host memory: GPTs whose state, or whose batch, is too large."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from report import Cell, Options, Question, option
 from rhino.ir.diagnostics import ExitCode, RhinoError
 from rhino.ir.graph.spec import num_parts
 from rhino.ir.units import format_bytes, format_seconds
+from rhino.passes.planner.plan_costs import plan_costs
 from rhino.passes.sharding.choose_shardings import ShardingChoice
 
 MODELS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
@@ -23,11 +24,20 @@ MODELS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
         "gpt-medium",
         {"layers": 16, "hidden": 8192, "heads": 64, "ffn": 32768, "vocab": 8192, "seq": 512, "batch": 8},
     ),
+    "gpt-batch": (
+        "gpt-medium",
+        {"hidden": 1024, "heads": 16, "ffn": 4096, "vocab": 8192, "seq": 512, "batch": 16, "scan": True},
+    ),
     "small-gpt": ("gpt-tiny", {}),
 }
 """Presets of examples/export.py, and what is other than in them; all are 512 tokens long."""
 
-CASES: Final = (("gpt-1b", "v100x8", "1"), ("gpt-1b", "v5e-8", "2"), ("gpt-13b", "v100x8", "8"))
+CASES: Final = (
+    ("gpt-1b", "v100x8", "1"),
+    ("gpt-1b", "v5e-8", "2"),
+    ("gpt-13b", "v100x8", "8"),
+    ("gpt-batch", "v5e-8", "1"),
+)
 """Models with the clusters and meshes that hardly hold them."""
 
 WAYS: Final = {"on the devices": {}, "--offload": {"offload": "true"}}
@@ -48,9 +58,9 @@ def records(options: Options) -> Iterator[Record]:
 
 def _planned(model: str, cluster: str, mesh: str, asked: dict[str, str]) -> Record | None:
     """Returns the step, the peak and what lies in host memory of a model; None where it does not fit."""
-    preset, sizes = MODELS[model]
+    preset, own = MODELS[model]
     try:
-        _, remarks = sharded(step_of(sized(preset, **sizes)), preset, auto_shard(cluster, mesh, "", 3, **asked))
+        _, remarks = sharded(step_of(sized(preset, **own)), preset, auto_shard(cluster, mesh, "", 3, **asked))
     except RhinoError as error:
         if error.exit_code != ExitCode.DOES_NOT_FIT:
             raise
@@ -58,7 +68,9 @@ def _planned(model: str, cluster: str, mesh: str, asked: dict[str, str]) -> Reco
     chosen = remarks.result(ShardingChoice)
     plan = chosen.plan
     there = sum(plan.graph.type_of(one).num_bytes // num_parts(plan.specs[one], plan.sizes) for one in plan.on_host)
-    return {"step_s": chosen.answer.cost, "peak_bytes": int(chosen.answer.peak_bytes), "host_bytes": there}
+    saved = waiting.num_bytes if (waiting := plan_costs(chosen).waiting()) else 0
+    sizes = {"peak_bytes": int(chosen.answer.peak_bytes), "host_bytes": there, "saved_bytes": saved}
+    return {"step_s": chosen.answer.cost, **sizes}
 
 
 def _cell(way: str) -> Cell:
@@ -66,7 +78,8 @@ def _cell(way: str) -> Cell:
         one = row[way]
         if one is None:
             return "does not fit"
-        there = f", {format_bytes(one['host_bytes'])} in host memory" if one["host_bytes"] else ""
+        there = f", {format_bytes(one['host_bytes'])} of moments in host memory" if one["host_bytes"] else ""
+        there += f", {format_bytes(one['saved_bytes'])} of activations" if one["saved_bytes"] else ""
         return f"{format_seconds(one['step_s'])}, {format_bytes(one['peak_bytes'])}{there}"
 
     return text

@@ -89,6 +89,11 @@ class NamedPipeline:
         return found
 
 
+def repeats(options: Mapping[str, str]) -> bool:
+    """Says whether options change what a step keeps from its forward pass."""
+    return "remat" in options or "host-share" in options
+
+
 PARALLEL: Final = "auto-parallel"
 """The pipeline that ends in a step in stages."""
 
@@ -106,7 +111,7 @@ def _auto_shard(options: Mapping[str, str]) -> tuple[Item, ...]:
         rules,  # Before Shardy's own rules, which spare what has one, and before the batch is followed through them.
         *_parted_first(parted, options),  # Before all that looks at sizes.
         pad,  # Before all that looks at sizes.
-        *((again,) if "remat" in options else ()),  # Before the search, which sees how long values live.
+        *((again,) if repeats(options) else ()),  # Before the search, which sees how long values live.
         "func.func(sdy-populate-op-sharding-rules)",  # Before the search, which reads in them what ops can split.
         pin,  # After the calls are inlined, so that every op has its own place to be spoken of.
         choose,  # Stores dims as blocks where that is faster; from then on attributes alone change.
@@ -150,7 +155,7 @@ def before_choice(options: Mapping[str, str]) -> tuple[Item, ...]:
         *((micro, Normalize()) if "num" in options else ()),
         pad,  # Before all that looks at sizes; the batch is divided by its own.
         # As for auto-shard; after the batch is divided, for shares are of a micro-batch.
-        *((again,) if "remat" in options else ()),
+        *((again,) if repeats(options) else ()),
         "func.func(sdy-populate-op-sharding-rules)",  # As for auto-shard.
         pin,
     )
@@ -221,7 +226,7 @@ def _auto_parallel(options: Mapping[str, str]) -> tuple[Item, ...]:
         *((scans,) if stages.stages > 1 else ()),
         *divide,
     )
-    if "remat" in options and max(parse_remat(again.remat)) > 0:
+    if repeats(options) and max(parse_remat(again.host_share or again.remat)) > 0:
         # Stages come first, for what each keeps is its own, and a cut through what is put before its backward pass
         # would move gradients. They have no limit: what is saved has not been taken off yet.
         return (*begin, Normalize(), replace(stages, budget=""), again, *shard, split)

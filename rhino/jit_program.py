@@ -62,7 +62,8 @@ class JitProgram:
             return 0
         kept = stats.argument_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes
         facts = self.plan.facts
-        there = host_bytes(facts.arguments, dict(facts.mesh.axes)) if self.is_on_cpu else 0
+        waiting = facts.sharding.waiting.num_bytes if facts.sharding and facts.sharding.waiting else 0
+        there = host_bytes(facts.arguments, dict(facts.mesh.axes)) + waiting if self.is_on_cpu else 0
         return int(kept + stats.temp_size_in_bytes) - there
 
     def place(self, values: tuple[Any, ...]) -> tuple[Any, ...]:

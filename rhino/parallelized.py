@@ -313,7 +313,8 @@ def parallelize(
             data parallelism by hand does on 8 devices.
         amp: "bf16" computes in bf16 what is written in f32, with parameters, optimizer states and sums in f32: what is
             computed is then that step. "bf16:sums" sums up gradients of parameters in bf16, too.
-        offload: True lets arguments that only their update reads, as moments of optimizers, lie in host memory, where
+        offload: True lets arguments that only their update reads, as moments of optimizers, and what the forward pass
+            saves for the backward pass lie in host memory, where
             the budget binds.
         search: "shard" searches for shardings; "autotune" also for the stages, micro-batches, mesh, schedule and
             rematerialization that are not given.

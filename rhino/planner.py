@@ -23,6 +23,7 @@ from rhino.keywords import in_keywords
 from rhino.passes.base import Remarks, make_passes
 from rhino.passes.frontend.normalize import Normalize
 from rhino.passes.frontend.stage_marks import BOUNDARY, num_marked_stages
+from rhino.passes.layout.choose_layouts import host_shares
 from rhino.passes.layout.pad import refuse_pads
 from rhino.passes.pipeline.micro_batch import BATCH
 from rhino.passes.pipeline.part_statistics import num_statistics_parts
@@ -271,7 +272,7 @@ def _in_stages(traced: Traced, request: PlanRequest, module: ir.Module) -> Plann
         plan = replace(plan, versions={"jax": jax_version}, arguments=arguments, results=results)
         return Attempt(plan, _counted(plan, _kept_bytes(traced, plan), budget), remarks)
 
-    plan = fit_in_stages(make, budget).made
+    plan = fit_in_stages(make, budget, host_shares(request.pass_options())).made
     prove_fit(plan)
     return Planned(_with_kept(plan, _kept_bytes(traced, plan), budget))
 

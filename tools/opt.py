@@ -25,7 +25,7 @@ from rhino.ir.mlir.manual import bytecode
 from rhino.ir.mlir.reader import read_module
 from rhino.ir.plan.files import save_plan
 from rhino.passes.base import Item, Remarks, read_options
-from rhino.passes.layout.choose_layouts import LayoutChoice
+from rhino.passes.layout.choose_layouts import LayoutChoice, host_shares
 from rhino.passes.planner.unstaged_plan import search
 from rhino.passes.sharding.choose_shardings import ShardingChoice
 from rhino.passes.sharding.localize import Localize
@@ -261,7 +261,7 @@ class _Run:
             staged = planner.plan(own, line)
             return Attempt((own, staged), staged.plan, remarks)
 
-        found = fit_in_stages(make, budget)
+        found = fit_in_stages(make, budget, host_shares(self.given(options)))
         prove_fit(found.plan)
         staged, made = found.made
         predicted = replace(made.plan.predicted, budget_bytes=planner.budget_bytes(options))

@@ -430,8 +430,8 @@ def _add_steps(group: argparse._ArgumentGroup) -> None:
         "--offload",
         action="store_const",
         const="true",
-        help="arguments that only their update reads, as moments of optimizers, may lie in host memory, where the "
-        "budget binds",
+        help="arguments that only their update reads, as moments of optimizers, and what is saved for the backward "
+        "pass may lie in host memory, where the budget binds",
     )
     add("--cluster", metavar="C", help=f"what to plan for: a preset or a cluster file (default {DEFAULT_CLUSTER})")
     add(

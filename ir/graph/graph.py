@@ -45,6 +45,13 @@ class TensorType:
         return f"tensor<{'x'.join([*map(str, self.shape), self.dtype])}>"
 
 
+MemoryKind = Literal["device", "pinned_host"]
+"""Where an array lies, by JAX's names of memory kinds."""
+
+DEVICE: Final[MemoryKind] = "device"
+HOST: Final[MemoryKind] = "pinned_host"
+
+
 @dataclass(frozen=True, slots=True)
 class OpClass:
     """What all alike ops share.
@@ -55,7 +62,8 @@ class OpClass:
     A `free` op depends on constants alone: it is computed wherever it is needed. A `fusible` op can be computed inside
     its consumer's loop. `moved_bytes` is what the op reads and writes where somebody has said so; otherwise that
     follows from its operands and results. `fixed_specs` are the specs that its operands must have and its results come
-    in, where there is no choice. `precision` is that of a product's operands: "default", "high" or "highest".
+    in, where there is no choice. `precision` is that of a product's operands: "default", "high" or "highest". `placed`
+    is the memory to which the op moves what it reads, where that is all it does.
     """
 
     name: str
@@ -70,6 +78,7 @@ class OpClass:
     moved_bytes: int | None = None
     fixed_specs: tuple[tuple[Spec, ...], tuple[Spec, ...]] | None = None
     precision: str = "default"
+    placed: MemoryKind | None = None
     is_view: bool = field(init=False, compare=False, repr=False)
     """Whether each result lies where the operand of the same number does: the same bytes under other indices."""
 
@@ -84,13 +93,6 @@ class OpClass:
         sides = (self.rule.operands[0], self.rule.results[0])
         before, after = ([f for dim in side for f in dim if self.rule.sizes[f] > 1] for side in sides)
         return before == after
-
-
-MemoryKind = Literal["device", "pinned_host"]
-"""Where an array lies between steps, by JAX's names of memory kinds."""
-
-DEVICE: Final[MemoryKind] = "device"
-HOST: Final[MemoryKind] = "pinned_host"
 
 
 @dataclass(frozen=True, slots=True)

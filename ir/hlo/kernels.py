@@ -78,6 +78,12 @@ class HostTransfer:
 
 def host_transfer(op: Instruction, body: Computation) -> HostTransfer | None:
     """Returns the transfer that an instruction of `body` is, or begins; None for any other."""
+    if op.opcode == "dynamic-slice-start":  # a row of a stack: behind the operands in the result
+        stack, row = arrays(body[op.operands[0]].shape)[0], arrays(op.shape)[len(op.operands)]
+        return HostTransfer(False, row.num_bytes) if stack.space == HOST_SPACE != row.space else None
+    if op.opcode == "dynamic-update-slice-start":
+        stack, row = (arrays(body[name].shape)[0] for name in op.operands[:2])
+        return HostTransfer(True, row.num_bytes) if stack.space == HOST_SPACE != row.space else None
     if op.opcode not in ("copy", "copy-start"):
         return None
     (source, *_), (target, *_) = arrays(body[op.operands[0]].shape), arrays(op.shape)

@@ -11,7 +11,7 @@ from typing import Final
 
 from rhino.ir.graph.graph import DEVICE, HOST, MemoryKind
 from rhino.ir.mlir.bindings import func, ir
-from rhino.ir.mlir.boundary import Attributes, Side, boundary_attributes, set_boundary_attributes
+from rhino.ir.mlir.boundary import Attributes, Side, boundary_attributes, entries, set_boundary_attributes
 from rhino.ir.mlir.manual import copy_module
 from rhino.ir.mlir.reader import end_of, entry_function, maker_of
 
@@ -24,6 +24,12 @@ PLACEMENT: Final = "annotate_device_placement"
 """The custom call."""
 
 _CALL: Final = "stablehlo.custom_call"
+_LOOP: Final = "stablehlo.while"
+_READ: Final = "stablehlo.dynamic_slice"
+_WRITE: Final = "stablehlo.dynamic_update_slice"
+FRONTEND: Final = "mhlo.frontend_attributes"
+_KIND: Final = "_xla_buffer_placement"
+_OF_HOST: Final = (HOST, "unpinned_host")
 
 
 def is_on_host(attributes: Attributes) -> bool:
@@ -51,17 +57,16 @@ def write_transfers(entry: func.FuncOp) -> None:
     with entry.context, ir.Location.unknown():
         for number in hosted(entry, "arg"):
             argument = block.arguments[number]
-            if any(_is_transfer(use.owner.operation) for use in argument.uses):
+            if _is_brought_by(argument):
                 continue
             with ir.InsertionPoint.at_block_begin(block):
-                here = _placed(argument, DEVICE)
+                here = placed(argument, DEVICE)
             argument.replace_all_uses_except(here.results[0], here)
         for number in hosted(entry, "res"):
-            made = maker_of(end.operands[number])
-            if made is not None and _is_transfer(made):
+            if lies_on_host(end.operands[number]):
                 continue
             with ir.InsertionPoint(end):
-                end.operands[number] = _placed(end.operands[number], HOST).results[0]
+                end.operands[number] = placed(end.operands[number], HOST).results[0]
 
 
 def with_transfers(module: ir.Module) -> ir.Module:
@@ -88,11 +93,46 @@ def remove_memory_kind(function: func.FuncOp, side: Side, number: int) -> None:
     set_boundary_attributes(function, side, attributes)
 
 
+def placement_of(op: ir.Operation) -> MemoryKind | None:
+    """Returns the memory to which an op moves what it reads; None where it does something else."""
+    if not _is_transfer(op) or FRONTEND not in op.attributes:
+        return None
+    given = entries(op.attributes[FRONTEND])
+    kind = ir.StringAttr(given[_KIND]).value if _KIND in given else ""
+    return HOST if kind in _OF_HOST else DEVICE if kind == DEVICE else None
+
+
+def lies_on_host(value: ir.Value[ir.Type]) -> bool:
+    """Says whether a value is moved to host memory by what makes it: by an op, or row by row in a loop."""
+    made = maker_of(value)
+    if made is None:
+        return False
+    if made.name == _LOOP:
+        last = end_of(made.regions[1].blocks[0]).operands[ir.OpResult(value).result_number]
+        writer = maker_of(last)
+        return writer is not None and writer.name == _WRITE and lies_on_host(writer.operands[1])
+    return placement_of(made) == HOST
+
+
+def _is_brought_by(value: ir.Value[ir.Type]) -> bool:
+    """Says whether what reads a value moves it to the device: an op, or a loop row by row."""
+    for use in value.uses:
+        reader = use.owner.operation
+        if placement_of(reader) == DEVICE:
+            return True
+        if reader.name == _LOOP and _is_brought_by(reader.regions[1].blocks[0].arguments[use.operand_number]):
+            return True
+        if reader.name == _READ and _is_brought_by(reader.results[0]):
+            return True
+    return False
+
+
 def _is_transfer(op: ir.Operation) -> bool:
     return op.name == _CALL and ir.StringAttr(op.attributes["call_target_name"]).value == PLACEMENT
 
 
-def _placed(value: ir.Value[ir.Type], memory: MemoryKind) -> ir.Operation:
+def placed(value: ir.Value[ir.Type], memory: MemoryKind, location: ir.Location | None = None) -> ir.Operation:
+    """Returns the op that moves a value to a memory, written at the insertion point that is current."""
     return ir.Operation.create(
         _CALL,
         results=[value.type],
@@ -100,7 +140,7 @@ def _placed(value: ir.Value[ir.Type], memory: MemoryKind) -> ir.Operation:
         attributes={
             "call_target_name": ir.StringAttr.get(PLACEMENT),
             "has_side_effect": ir.BoolAttr.get(True),
-            "mhlo.frontend_attributes": ir.DictAttr.get({"_xla_buffer_placement": ir.StringAttr.get(memory)}),
+            FRONTEND: ir.DictAttr.get({_KIND: ir.StringAttr.get(memory)}),
         },
-        loc=ir.Location.unknown(),
+        loc=location or ir.Location.unknown(),
     )

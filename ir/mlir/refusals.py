@@ -12,6 +12,7 @@ from rhino.ir.graph.collective_stats import KINDS
 from rhino.ir.graph.rules import RULE
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.locations import place_of
+from rhino.ir.mlir.memory_kinds import placement_of
 from rhino.ir.mlir.reader import walk
 
 GSPMD: Final = "mhlo.sharding"
@@ -77,7 +78,7 @@ def refuse_foreign(op: ir.Operation, file: str) -> None:
     if _calls_back(op):
         what = f"'{name}' calls {_target(op)}, in the process that made the program: each device would call it"
         raise RhinoError("RHI-READ-003", what, place_of(op.location, file), fix=_NO_CALLBACKS)
-    if _acts(op) and RULE not in op.attributes:
+    if _acts(op) and RULE not in op.attributes and placement_of(op) is None:
         what = f"'{name}' of {_target(op)} has a side effect: each of several devices would have it"
         raise RhinoError("RHI-READ-003", what, place_of(op.location, file), fix=_RULE_FIX)
     for result in op.results:

@@ -149,6 +149,18 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
+class Waiting:
+    """What is saved for the backward pass in host memory: `count` values, `num_bytes` of a device's parts of them.
+
+    `seconds` are those of all transfers of a step, both ways.
+    """
+
+    count: int
+    num_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class PeakTensor:
     """Tensors that are alike and alive at the peak: `count` of them, with their bytes on a device together."""
 
@@ -189,6 +201,7 @@ class Sharding:
     program, to cut blocks, and to bring the arrays of a caller into views and back. `works`, `costs` and `memory` say
     where time and memory go. `views` has the values of the normalized program that are stored as blocks, by number, and
     how each of their dims is; the annotations are of the program with them.
+    waiting: Waiting | None = None
     """
 
     form: str
@@ -199,6 +212,7 @@ class Sharding:
     memory: Memory
     annotations: Annotations
     views: Mapping[int, View] = field(default_factory=dict)
+    waiting: Waiting | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,7 @@ from rhino.ir.plan.plan import (
     Sharding,
     Source,
     Tensor,
+    Waiting,
     Work,
     rows_text,
 )
@@ -338,6 +339,7 @@ def _sharding_json(one: Sharding) -> dict[str, Any]:
         "annotations": list(one.annotations.words),
         "annotation_of_op": _runs(one.annotations.ops),
         **({"views": _views_json(one.views)} if one.views else {}),
+        **({"waiting": list(astuple(one.waiting))} if one.waiting else {}),
     }
 
 
@@ -375,6 +377,9 @@ def _blocks(given: Any) -> Blocks:  # noqa: ANN401 - any JSON value
     return Blocks(tuple(sizes), parts)
 
 
+_WAITING: Final = (number_of, number_of, amount_of)
+
+
 def _sharding(data: dict[str, Any]) -> Sharding:
     num_times, peak_time, peak_op = data["memory"]
     points = [point.split(":") for line in texts_of(data["curve"]) for point in line.split()]
@@ -393,6 +398,7 @@ def _sharding(data: dict[str, Any]) -> Sharding:
         ),
         annotations=Annotations(texts_of(data["annotations"]), _from_runs(text_of(data["annotation_of_op"]))),
         views=_views(list_of(data.get("views", []))),
+        waiting=next(iter(_records(Waiting, data.get("waiting", []) and [data["waiting"]], _WAITING)), None),
     )
 
 

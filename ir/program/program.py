@@ -20,7 +20,7 @@ from rhino.ir.mlir.boundary import boundary_attributes, entries
 from rhino.ir.mlir.donation import ALIAS
 from rhino.ir.mlir.fixed_region import MANUAL, FixedSpecs, fixed_specs
 from rhino.ir.mlir.locations import name_of, place_of
-from rhino.ir.mlir.memory_kinds import is_on_host
+from rhino.ir.mlir.memory_kinds import is_on_host, placement_of
 from rhino.ir.mlir.reader import walk
 from rhino.ir.mlir.refusals import GSPMD, USE_SHARDY, cannot_honour, refuse_foreign
 from rhino.ir.mlir.shardings import FORBIDDEN, MESH_NAME, ROLES, SHARDING, NamedMesh, allowed_specs, module_mesh
@@ -286,7 +286,7 @@ class _Reader:
         """
         _, types, results, rule, free, *_ = own
         specs = self.fixed_specs.get(len(self.ops) - 1)
-        key = (*own, reduction_of(op), linear_in(op), joined_by(op), specs)
+        key = (*own, reduction_of(op), linear_in(op), joined_by(op), specs, placement_of(op))
         if key not in self.class_keys:
             cls = replace(self.make_class(op, types, results, rule, free), fixed_specs=specs)
             self.class_keys[key] = self.classes.setdefault(cls, len(self.classes))
@@ -297,9 +297,10 @@ class _Reader:
     ) -> OpClass:
         operand_types, result_types = (tuple(self.type_list[t] for t in side) for side in (types, results))
         table = parse_rule(str(rule)) if rule is not None else None
-        if op.name == CONSTRAINT:
+        place = placement_of(op)
+        if op.name == CONSTRAINT or place is not None:
             table = elementwise_rule(result_types[0].shape)
-        if table is not None:
+        elif table is not None:
             table = localizable(op, table)
         cost = _given_cost(op)
         return OpClass(
@@ -316,6 +317,7 @@ class _Reader:
             flops=cost.get("flops", _flops(op, table, operand_types, result_types)),
             moved_bytes=cost.get("bytes"),
             precision=_precision(op),
+            placed=place,
         )
 
     def graph(self, entry: func.FuncOp, arguments: tuple[Argument, ...], terminator: ir.Operation) -> Graph:

@@ -16,15 +16,17 @@ Source    Rhino 4.1 and 4.3.3. That a caller's arrays are moved in each call: `r
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import ClassVar
+from typing import ClassVar, Final
 
-from rhino.ir.diagnostics import Place, RhinoError
+from rhino.ir.diagnostics import ExitCode, Place, RhinoError
 from rhino.ir.graph.blocks import View
 from rhino.ir.graph.spec import REPLICATED, Spec, dim_axes, pack, split
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.boundary import Side, boundary_attributes
+from rhino.ir.mlir.memory_kinds import placement_of
 from rhino.ir.mlir.reader import entry_function, walk
 from rhino.ir.plan.plan import Dims, Tensor, dims_between_calls, kind_of
 from rhino.ir.program.stored_shapes import VIEW, interleaved_of, logical_shape, padded_shape
@@ -32,6 +34,7 @@ from rhino.ir.units import format_seconds
 from rhino.passes.base import Remarks, opt, run_pipeline
 from rhino.passes.layout.materialize_strides import MaterializeStrides, may_cut, write_views
 from rhino.passes.layout.shapes import Shape
+from rhino.passes.pipeline.rematerialize import Rematerialize
 from rhino.passes.sharding.choose_shardings import LEVELS, ChooseShardings, PhaseTimes, ShardingChoice
 from rhino.passes.sharding.planning_pass import Target
 from rhino.strategies.cost.reshard import moves
@@ -61,6 +64,17 @@ class LayoutChoice:
     other: OtherLayout
 
 
+HOST_SHARES: Final = (0.25, 0.5, 0.75, 1.0)
+"""The least shares of the activation stash that are tried in host memory, where memory binds."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostShare:
+    """The share of the activation stash that a step has in host memory, for the choice of shardings that was made."""
+
+    share: float
+
+
 @dataclass(frozen=True)
 class ChooseLayouts(ChooseShardings):
     """Choose shardings, and store dims that are cut into blocks as blocks where that is faster."""
@@ -73,11 +87,40 @@ class ChooseLayouts(ChooseShardings):
 
     def run(self, module: ir.Operation, remarks: Remarks) -> None:
         """Chooses, and writes the choice onto `module`."""
+        if not self.offload or self.ranks > 1 or any(map(placement_of, walk(module))):
+            self.lay_out(module, remarks)
+            return
+        before, found = module.clone(), _Tried(module, {}, remarks)
+        found.plan(self.lay_out)
+        if found.error is not None and found.error.exit_code != ExitCode.DOES_NOT_FIT:
+            raise found.error
+        best, tried = found, [found]
+        for share in HOST_SHARES if found.is_bound else ():
+            one = _Tried(before.clone(), {}, remarks, share)
+            one.plan_with_host(self)
+            tried.append(one)
+            is_better = one.step_s < best.step_s
+            best = one if is_better else best
+            # Where memory binds no more, or what fits has become slower, more would go to host memory in vain.
+            if not one.is_bound or (best.choice is not None and not is_better):
+                break
+        if best.choice is None:
+            assert found.error is not None, "it was not planned"
+            raise _with_host(found.error, tried)
+        if best is not found:
+            swap(module, best.module)
+            remarks.record(HostShare(best.host_share))
+        remarks.items += best.remarks.items
+        for result in best.remarks.results.values():
+            remarks.record(result)
+
+    def lay_out(self, module: ir.Operation, remarks: Remarks) -> None:
+        """Chooses as `run` does, and lets what the forward pass saves lie where the module says."""
         parts = max(target.mesh.num_devices for target in self.targets(module, Remarks(remarks.file)))
         found = Remarks(remarks.file)
         viewed = viewed_copy(module, parts, found)
         if viewed is None:
-            super().run(module, remarks)
+            self.choose(module, remarks)
             return
         blocks = self.tried_in_blocks(module, viewed, found.result(Views), remarks)
         plain = self.tried(module, {}, remarks)
@@ -88,7 +131,7 @@ class ChooseLayouts(ChooseShardings):
         is_faster = blocks.step_s < plain.step_s * (1 - LEVELS[self.level].gap)
         taken, other = (blocks, plain) if is_faster else (plain, blocks)
         if taken is blocks:
-            _swap(module, blocks.module)
+            swap(module, blocks.module)
             remarks.items += found.items
         choice = LayoutChoice(taken.values, taken.moved_s, other.as_other(is_viewed=other is blocks))
         remarks.items += taken.remarks.items
@@ -118,30 +161,47 @@ class ChooseLayouts(ChooseShardings):
     def tried(self, module: ir.Operation, values: dict[int, View], remarks: Remarks) -> _Tried:
         """Plans a form of a step."""
         found = _Tried(module, values, remarks)
-        found.plan(self)
+        found.plan(self.choose)
         if self.own_shapes and values and found.choice is not None:
             found.moved_s = _moved_s(found.choice)
         return found
+
+    def choose(self, module: ir.Operation, remarks: Remarks) -> None:
+        """Chooses the shardings of a module as it is stored."""
+        ChooseShardings.run(self, module, remarks)
 
 
 class _Tried:
     """A form of a step as it was planned: its choice, or the error where there is none."""
 
-    def __init__(self, module: ir.Operation, values: dict[int, View], remarks: Remarks) -> None:
-        self.module, self.values = module, values
+    def __init__(
+        self, module: ir.Operation, values: dict[int, View], remarks: Remarks, host_share: float = 0.0
+    ) -> None:
+        self.module, self.values, self.host_share = module, values, host_share
         self.remarks = Remarks(remarks.file)
         self.remarks.record(remarks.find(PhaseTimes) or PhaseTimes())
         self.choice: ShardingChoice | None = None
         self.error: RhinoError | None = None
         self.moved_s = 0.0
 
-    def plan(self, chooser: ChooseShardings) -> None:
+    def plan(self, choose: Callable[[ir.Operation, Remarks], None]) -> None:
         """Chooses and writes the shardings."""
         try:
-            ChooseShardings.run(chooser, self.module, self.remarks)
+            choose(self.module, self.remarks)
             self.choice = self.remarks.result(ShardingChoice)
         except RhinoError as error:
             self.error = error
+
+    def plan_with_host(self, chooser: ChooseLayouts) -> None:
+        """Chooses the shardings after a share of the activation stash has gone to host memory."""
+        again = Rematerialize(cluster=chooser.cluster, host_share=f"{self.host_share:g}")
+        again.run(self.module, self.remarks)
+        self.plan(chooser.lay_out)
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether memory binds: the best choice of all does not fit."""
+        return self.choice is None or self.choice.is_bound
 
     @property
     def step_s(self) -> float:
@@ -168,6 +228,20 @@ def viewed_copy(module: ir.Operation, parts: int, remarks: Remarks) -> ir.Operat
     return copy if remarks.result(Views).values else None
 
 
+def host_shares(options: Mapping[str, str]) -> tuple[float, ...]:
+    """Returns the shares of the activation stash that may be tried in host memory, by options of passes."""
+    return HOST_SHARES if options.get("offload") == "true" and "host-share" not in options else ()
+
+
+def _with_host(error: RhinoError, tried: Sequence[_Tried]) -> RhinoError:
+    """Returns the error of a step that does not fit, with what more of it in host memory came to."""
+    last = tried[-1]
+    if last is tried[0] or last.error is None:
+        return error
+    note = f"with {last.host_share:.0%} of what is saved for the backward pass in host memory: {last.error.what}"
+    return replace(error, notes=(*error.notes, note))
+
+
 def _words(taken: _Tried, choice: LayoutChoice) -> str:
     other = choice.other
     form, others = ("as it is", "with dims stored as blocks") if other.is_viewed else ("with blocks", "as it is")
@@ -178,7 +252,7 @@ def _words(taken: _Tried, choice: LayoutChoice) -> str:
     return f"the step takes {format_seconds(taken.step_s)} {form}{moved}; {against}"
 
 
-def _swap(one: ir.Operation, other: ir.Operation) -> None:
+def swap(one: ir.Operation, other: ir.Operation) -> None:
     """Exchanges what two modules hold. Nothing is erased: a choice holds ops of the form that is not taken."""
     blocks = [module.regions[0].blocks[0] for module in (one, other)]
     held = [[op.operation for op in block.operations] for block in blocks]

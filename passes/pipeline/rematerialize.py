@@ -1,4 +1,4 @@
-"""Compute values of the forward pass again for the backward pass, instead of keeping them.
+"""Compute values of the forward pass again for the backward pass, or take them to host memory, instead of keeping them.
 
 Reads     the loop with `rhino.micro_batches` (docs/pipelines.md), or where there is none the whole step as one
           micro-batch; `rhino.virtual_stage` on ops; a missing `sdy.sharding_rule` is made for the time of the pass.
@@ -6,11 +6,14 @@ Writes    copies of ops of the forward pass, with their attributes, right before
           reads what their piece makes; these reads go to the copies. What a copy reads of the forward pass goes through
           an `optimization_barrier`, with a value of the backward pass that is there only then: so nothing merges copies
           with originals or moves them up. A copy of an op of virtual stage v is in virtual stage 2d-2-v. What the user
-          recomputes already stays as it is, and what that starts from is kept.
-Errors    RHI-REMAT-001 `remat` is malformed, RHI-STAGE-003 a stage where a virtual stage stands, or the other
-          way round, RHI-CLUSTER-001 unknown preset, RHI-CLUSTER-002 malformed file,
-          RHI-READ-005 no entry function, RHI-SHARD-001 a sharding that the module's mesh does not have, RHI-LOCAL-001
-          an op that cannot run between the shardings around it, RHI-MESH-001 a mesh that is larger than the cluster.
+          recomputes already stays as it is, and what that starts from is kept. With `offload` a value that is kept may
+          wait in host memory: it goes there once it is made, and comes back before the backward pass reads it
+          (passes/pipeline/offload_ops.py); with `host-share` it does so and nothing is copied.
+Errors    RHI-REMAT-001 `remat` is malformed, RHI-OFFLOAD-001 nobody knows how fast host memory is, RHI-STAGE-003 a
+          stage where a virtual stage stands, or the other way round, RHI-CLUSTER-001 unknown preset, RHI-CLUSTER-002
+          malformed file, RHI-READ-005 no entry function, RHI-SHARD-001 a sharding that the module's mesh does not have,
+          RHI-LOCAL-001 an op that cannot run between the shardings around it, RHI-MESH-001 a mesh that is larger than
+          the cluster.
 Source    strategies/remat/rematerialization.py. Checkpoints between pieces: Chen, Xu, Zhang and Guestrin, "Training
           Deep Nets with Sublinear Memory Cost" (2016).
 """
@@ -36,10 +39,12 @@ from rhino.ir.program.op_stages import latest_stage_of, num_stages_of, refuse_mi
 from rhino.ir.program.program import Program, ops_of
 from rhino.ir.units import format_bytes, format_seconds
 from rhino.passes.base import Pass, Remarks, opt
+from rhino.passes.pipeline.offload_ops import write_waiting
 from rhino.passes.pipeline.rematerialize_ops import write_blocks
-from rhino.passes.pipeline.sharded_step import SHARDED_ERRORS, sharded_figures
-from rhino.passes.sharding.planning_pass import DEFAULT_CLUSTER
+from rhino.passes.pipeline.sharded_step import SHARDED_ERRORS, rank_mesh, sharded_figures
+from rhino.passes.sharding.planning_pass import DEFAULT_CLUSTER, OFFLOAD, rank_target, refuse_unknown_host
 from rhino.passes.unsharded import UNSHARDED_ERRORS, unsharded_program
+from rhino.strategies.cost.cost_model import CostModel
 from rhino.strategies.remat.remat_graph import Stash, stash_of
 from rhino.strategies.structure.training_phases import TrainingPhases, parts_of
 
@@ -67,6 +72,7 @@ class Rematerialize(Pass):
     name: ClassVar[str] = "rhino-remat"
     errors: ClassVar[tuple[str, ...]] = (
         "RHI-REMAT-001",
+        "RHI-OFFLOAD-001",
         "RHI-STAGE-003",
         "RHI-CLUSTER-001",
         "RHI-CLUSTER-002",
@@ -79,24 +85,35 @@ class Rematerialize(Pass):
         "the least share of the activation stash that is recomputed, 0 to 1; with stages also one for each, as 0;0.5;1",
     )
     cluster: str = opt(DEFAULT_CLUSTER, "a preset's name or a cluster file")
+    offload: bool = opt(False, OFFLOAD)
+    host_share: str = opt(
+        "", "the least share of the activation stash that goes to host memory, 0 to 1, where nothing is recomputed"
+    )
 
     def run(self, module: ir.Operation, remarks: Remarks) -> None:
         """Rewrites `module` in place."""
         cluster = load_cluster(self.cluster)
         with unsharded_program(module, remarks) as program:
-            self.write(program, begin(program, module, cluster), remarks)
+            self.write(program, begin(program, module, cluster, repeats=not self.host_share), remarks)
 
     def write(self, program: Program, begun: Begun, remarks: Remarks) -> None:
-        """Writes the copies of which the least has to run again for what is kept."""
-        shares = parse_remat(self.remat)
+        """Writes the copies of which the least has to run again for what is kept, and what goes to host memory."""
+        shares = parse_remat(self.host_share or self.remat)
         remat = dict(enumerate(_for_stages(shares, begun.num_stages if begun.is_staged else None)))
         from rhino.strategies.remat.rematerialization import choose  # noqa: PLC0415 - loads LP solvers
 
         in_flight = {stage: min(begun.num_micro_batches, begun.num_stages - stage) for stage in remat}
         stash = _with_slices(begun, in_flight)
+        if self.host_share:
+            stash = replace(stash, units=tuple([replace(unit, may_repeat=False) for unit in stash.units]))
+        if self.offload or self.host_share:
+            refuse_unknown_host(begun.model.device, program.file)
+            stash = stash.with_host(begun.model.host_s)
         choices = choose(stash, remat, in_flight)
         blocks = [block for choice in choices for block in choice.blocks]
-        write_blocks(program, begun.parts, stash, blocks, VirtualStages(begun.num_stages))
+        virtual = VirtualStages(begun.num_stages)
+        write_blocks(program, begun.parts, stash, blocks, virtual)
+        write_waiting(program, begun.parts, stash, [value for one in choices for value in one.hosted], virtual)
         for place, text in _remarks(program, stash, choices, staged=begun.is_staged):
             remarks.add(self.name, place, text)
 
@@ -105,7 +122,7 @@ class Rematerialize(Pass):
 class Begun:
     """What is known of a step before it is decided what is kept for the backward pass.
 
-    This is its graph, its activation stash, and the number of its stages.
+    This is its graph, its activation stash, the number of its stages, and the cost model.
     """
 
     graph: Graph
@@ -114,12 +131,16 @@ class Begun:
     num_stages: int
     is_staged: bool
     num_micro_batches: int
+    model: CostModel
 
 
-def begin(program: Program, module: ir.Operation, cluster: Cluster) -> Begun:
-    """Returns what a step saves for the backward pass. Raises as the pass does."""
+def begin(program: Program, module: ir.Operation, cluster: Cluster, *, repeats: bool = True) -> Begun:
+    """Returns what a step saves for the backward pass; the seconds of its ops only if some may be repeated.
+
+    Raises as the pass does.
+    """
     loop = accumulation_loop(program)
-    seconds = sharded_figures(program, module, cluster).seconds
+    seconds = sharded_figures(program, module, cluster).seconds if repeats else np.zeros(program.graph.num_ops)
     parts = parts_of(program.graph, loop, seconds)
     body, after = ([program.ops[one] for one in np.flatnonzero(part).tolist()] for part in (parts.body, parts.apply))
     refuse_misplaced(body, after, program.file)
@@ -136,6 +157,7 @@ def begin(program: Program, module: ir.Operation, cluster: Cluster) -> Begun:
         num_stages,
         bool(marks),
         count,
+        rank_target(cluster, rank_mesh(module), 1).model,
     )
 
 
@@ -235,6 +257,12 @@ def _remarks(
             f"{num_ops} ops in {len(one.blocks)} pieces run again, {format_seconds(one.added_s)} more per micro-batch "
             f"(gap {one.gap:.2%})"
         )
+        if one.hosted:
+            values = f"{len(one.hosted)} value{'s' if len(one.hosted) != 1 else ''}"
+            again += (
+                f", {format_seconds(one.host_s)} of it to bring {values} ({format_bytes(one.host_bytes)}) to host "
+                "memory and back"
+            )
         remarks.append(
             (Place(program.file), f"{where}{kept}; {again}; at most {format_bytes(one.alive_bytes)} are live")
         )

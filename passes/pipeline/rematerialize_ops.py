@@ -85,7 +85,7 @@ class _Writer:
             for value, result in zip(op.results, self.graph.results(number), strict=True):
                 if _rank(value) and (stands[result] or self._is_form(op)):
                     self.stands.add(value)
-        self.sharding = _Shardings(program)
+        self.sharding = Shardings(program)
         self.through: dict[AnyValue, AnyValue] = {}
         """What has gone through a barrier, and what it is behind it."""
 
@@ -292,7 +292,7 @@ class _Writer:
         draft.made.update(zip(op.results, copy.results, strict=True))
 
 
-class _Shardings:
+class Shardings:
     """The shardings of values of a program that has some."""
 
     def __init__(self, program: Program) -> None:

@@ -29,7 +29,7 @@ from rhino.ir.mlir.bindings import func, ir, sdy, stablehlo
 from rhino.ir.mlir.boundary import boundary_attributes, set_boundary_attributes, set_function_type
 from rhino.ir.mlir.donation import ALIAS
 from rhino.ir.mlir.locations import place_of
-from rhino.ir.mlir.memory_kinds import is_on_host, remove_memory_kind, write_memory_kinds
+from rhino.ir.mlir.memory_kinds import is_on_host, lies_on_host, remove_memory_kind, write_memory_kinds
 from rhino.ir.mlir.reader import entry_function, maker_of, walk
 from rhino.ir.mlir.shardings import SHARDING, module_mesh
 from rhino.ir.plan.instructions import Phase
@@ -316,7 +316,9 @@ class _Splitter:
         used = [draft for draft in (*self.setups, *drafts) if draft.ops or draft.gives]
         writers = [_Writer(self, draft) for draft in used]
         parts = [writer.part() for writer in writers]
-        there = self.on_host(parts)
+        there = self.on_host(parts) | {
+            name for draft in used for name, value in draft.gives.items() if lies_on_host(value)
+        }
         for writer, part in zip(writers, parts, strict=True):
             write_memory_kinds(writer.function, "arg", [at for at, name in enumerate(part.reads) if name in there])
             write_memory_kinds(writer.function, "res", [at for at, name in enumerate(part.gives) if name in there])

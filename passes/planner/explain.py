@@ -11,6 +11,7 @@ from textwrap import shorten
 from typing import Final
 
 from rhino.ir.graph.graph import DEVICE, HOST
+from rhino.ir.plan.leaves import leaf_groups
 from rhino.ir.plan.plan import (
     IN_HOST_MEMORY,
     PLAIN,
@@ -111,14 +112,29 @@ def _stored_lines(plan: Plan) -> list[str]:
 
 
 def _host_lines(plan: Plan) -> list[str]:
-    """Returns a line for what lies in host memory, where something does."""
+    """Returns a line for the arguments that lie in host memory, and one for the saved values, where there are some."""
+    return [*_arguments_on_host(plan), *_values_on_host(plan)]
+
+
+def _values_on_host(plan: Plan) -> list[str]:
+    waiting = plan.sharding.waiting if plan.sharding else None
+    if waiting is None:
+        return []
+    what = f"{waiting.count} value{'s' if waiting.count != 1 else ''}, {format_bytes(waiting.num_bytes)} per device"
+    moved = f"{format_seconds(waiting.seconds)} to take them there and bring them back"
+    return [f"  saved  {what}, for the backward pass in host memory: {moved}"]
+
+
+def _arguments_on_host(plan: Plan) -> list[str]:
+    groups = leaf_groups(plan.arguments)
     there = [one for one in plan.arguments if one.memory == HOST]
     if not there:
         return []
+    count = sum(any(plan.arguments[piece].memory == HOST for piece in group) for group in groups)
     sizes = [0] * plan.num_ranks
     for one in there:
         sizes[one.rank] += device_bytes(one, dict(plan.mesh.axes))
-    what = f"{len(there)} argument{'s' if len(there) != 1 else ''}, {format_bytes(max(sizes))} per device"
+    what = f"{count} argument{'s' if count != 1 else ''}, {format_bytes(max(sizes))} per device"
     return [f"  host   {what}, in host memory: {format_seconds(host_seconds(plan))} to bring them and take them back"]
 
 
@@ -163,7 +179,7 @@ def _parts(plan: Plan) -> str:
     one = plan.sharding
     if one is None:
         return ""
-    host_s = host_seconds(plan)
+    host_s = host_seconds(plan) + (one.waiting.seconds if one.waiting else 0.0)
     rest = max(0.0, plan.predicted.step_s - one.compute_s - one.communication_s - host_s)
     there = f", {format_seconds(host_s)} from host memory and back" if host_s else ""
     other = f", {format_seconds(rest)} to launch it and to cut blocks" if rest > 1e-4 * plan.predicted.step_s else ""

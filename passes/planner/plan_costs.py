@@ -15,7 +15,8 @@ import numpy as np
 
 from rhino.ir.arrays import Ints
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.graph.graph import HOST, TensorType
+from rhino.ir.graph.graph import DEVICE, HOST, TensorType
+from rhino.ir.graph.host_values import held_on_host
 from rhino.ir.graph.spec import num_parts
 from rhino.ir.mlir.locations import name_of, place_of
 from rhino.ir.plan.plan import (
@@ -28,6 +29,7 @@ from rhino.ir.plan.plan import (
     Memory,
     PeakTensor,
     Sharding,
+    Waiting,
     Work,
     common_name,
     folded,
@@ -60,6 +62,10 @@ class Named(NamedTuple):
 
     name: str
     line: str
+
+
+_MOVED: Final = {HOST: "move to host memory", DEVICE: "move from host memory"}
+"""What ops are called that do nothing but that."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,8 +106,20 @@ class PlanCosts:
 
     def sharding(self, form: str, annotations: Annotations) -> Sharding:
         """Returns all that a plan says of one program."""
-        sent_s = sum(seconds for _, seconds in self.transfers)
-        return Sharding(form, sum(self.compute_s()), sent_s, self.works(), self.costs(), self.memory(), annotations)
+        sent_s, waiting = sum(seconds for _, seconds in self.transfers), self.waiting()
+        compute_s = sum(self.compute_s()) - (waiting.seconds if waiting else 0.0)
+        memory = self.memory()
+        return Sharding(form, compute_s, sent_s, self.works(), self.costs(), memory, annotations, waiting=waiting)
+
+    def waiting(self) -> Waiting | None:
+        """Returns what is saved for the backward pass in host memory, None where nothing is."""
+        graph, costs = self.plan.graph, self.choice.op_costs
+        held = held_on_host(graph, costs.on_host)
+        if not held:
+            return None
+        compute_s = self.compute_s()
+        seconds = sum(compute_s[op] for op in sorted(costs.transfers))
+        return Waiting(len(held), sum(map(self.local_bytes, held)), seconds)
 
     def costs(self) -> tuple[Cost, ...]:
         """Returns the collectives, the costliest first."""
@@ -265,7 +283,8 @@ class PlanCosts:
         graph, state = self.plan.graph, self.plan.ops[op]
         name, line = self.named(op)
         local = sum(self.local_bytes(value) for value in graph.results(op))
-        kind = _kind(self.program.ops[op].name)
+        place = graph.cls(op).placed
+        kind = _MOVED[place] if place else _kind(self.program.ops[op].name)
         shares = state.num_shares(self.plan.sizes) if state.strategy else 1
         return Work(kind, name, line, times, shares, self.how(op, state), compute_s, collectives_s, times * local)
 

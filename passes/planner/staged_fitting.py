@@ -8,7 +8,7 @@ get a limit, which is corrected by how far plans are from the budget (`rhino.str
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
 from typing import Final, Generic, TypeVar
@@ -70,14 +70,37 @@ class Attempt(Generic[T]):
         return None if choice is None else choice.answer.peak_bytes / self.plan.num_ranks
 
 
-def fit_in_stages(make: Callable[[dict[str, str]], Attempt[T]], budget_bytes: int) -> Attempt[T]:
+def fit_in_stages(
+    make: Callable[[dict[str, str]], Attempt[T]], budget_bytes: int, shares: Sequence[float] = ()
+) -> Attempt[T]:
     """Returns the fastest attempt that fits, or the smallest where none does: the caller refuses that.
 
-    `make` takes what is added to the options of `auto-parallel`.
+    `make` takes what is added to the options of `auto-parallel`. Where nothing fits, `shares` of what is saved for the
+    backward pass go to host memory, one after the other (`host_shares`).
 
     Raises:
         RhinoError: the first that `make` raised, where nothing else came of it.
     """
+    found: list[Attempt[T]] = []
+    refused: list[RhinoError] = []
+    for share in (0.0, *shares):
+        given = {"host-share": f"{share:g}"} if share else {}
+        try:
+            one = _fit(lambda more: make({**given, **more}), budget_bytes)  # noqa: B023 - called at once
+        except RhinoError as error:
+            if error.exit_code != ExitCode.DOES_NOT_FIT:
+                raise
+            refused.append(error)
+            continue
+        if one.peak_bytes <= budget_bytes:
+            return one
+        found.append(one)
+    if not found:
+        raise refused[0]
+    return min(found, key=_peak)
+
+
+def _fit(make: Callable[[dict[str, str]], Attempt[T]], budget_bytes: int) -> Attempt[T]:
     attempts = _Attempts(make, budget_bytes)
     free = attempts.within(_UNLIMITED)
     if free and (attempts.fits(free) or free.rows_bytes is None):

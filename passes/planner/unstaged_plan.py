@@ -14,13 +14,14 @@ from rhino.ir.cluster.cluster import parse_cluster
 from rhino.ir.graph.graph import HOST
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.boundary import Side
+from rhino.ir.mlir.manual import bytecode
 from rhino.ir.mlir.memory_kinds import write_memory_kinds
 from rhino.ir.mlir.reader import entry_function
 from rhino.ir.mlir.shardings import MESH_NAME, module_mesh
 from rhino.ir.plan.changes import check_current
 from rhino.ir.plan.plan import Plan, Predicted
 from rhino.passes.base import Remarks, make_pass, option_names
-from rhino.passes.layout.choose_layouts import LayoutChoice
+from rhino.passes.layout.choose_layouts import HostShare, LayoutChoice, swap
 from rhino.passes.layout.materialize_strides import write_views
 from rhino.passes.layout.pad import PadDims, padded_arguments
 from rhino.passes.planner.module_facts import (
@@ -51,7 +52,7 @@ from rhino.strategies.solver.solver import Solver
 ANNOTATED: Final = "annotated"
 """The form of a program that is compiled as it was, with the shardings on its ops."""
 
-REWRITING: Final = ("num", "remat", "batch", "batch-statistics", "pad", "parts", "amp")
+REWRITING: Final = ("num", "remat", "offload", "host-share", "batch", "batch-statistics", "pad", "parts", "amp")
 """Options that change the program for which shardings are chosen."""
 
 
@@ -83,10 +84,16 @@ def search(
         options = {**options, "pad": padded, "parts": str(parts.num_parts(module.operation, remarks))}
     rewriting, rest = shard_in_parts(options)
     is_rewritten = any(name in options for name in REWRITING)
+    written = bytecode(module) if "offload" in options else b""
     source = normalize(module, name, rewriting, remarks, is_rewritten=is_rewritten)
     chooser = next(one for one in rest if isinstance(one, ChooseShardings))
     keep_unsplit(module, name, unsplit or {}, chooser, remarks)
     build_pass_manager(rest, module.context, remarks).run(module.operation)
+    if share := remarks.find(HostShare):  # a plan is bound to the program with its transfers
+        swap(module.operation, ir.Module.parse(written, module.context).operation)
+        remarks.items.clear()
+        remarks.results.clear()
+        return search(module, name, {**options, "host-share": f"{share.share:g}"}, remarks, unsplit)
     chosen = remarks.result(ShardingChoice)
     layout = remarks.find(LayoutChoice)
     answer, costs = chosen.answer, plan_costs(chosen)

@@ -25,7 +25,7 @@ from rhino.ir.cluster.groups import rank_budgets
 from rhino.ir.cluster.mesh import Mesh
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.graph.collective_stats import EMPTY, CollectiveStats, one_collective
-from rhino.ir.graph.graph import BARRIER, DEVICE, WHILE, YIELD
+from rhino.ir.graph.graph import BARRIER, DEVICE, WHILE, YIELD, Loop
 from rhino.ir.graph.spec import Spec, num_parts, spec_text
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.boundary import Side, boundary_attributes, set_boundary_attributes
@@ -40,6 +40,7 @@ from rhino.ir.units import fits_text, format_bytes, format_seconds, parse_size, 
 from rhino.passes.base import Remarks, opt
 from rhino.passes.sharding.pack_collectives import write_packing
 from rhino.passes.sharding.planning_pass import (
+    OFFLOAD,
     PLANNING_ERRORS,
     PlanningPass,
     Target,
@@ -59,8 +60,10 @@ from rhino.strategies.cost.nodes import Node
 from rhino.strategies.memory.host_memory import waiting_arguments
 from rhino.strategies.memory.peak import peak_of
 from rhino.strategies.pipeline.in_flight import several_in_flight
+from rhino.strategies.remat.remat_graph import saved_bytes
 from rhino.strategies.sharding.memory_fitting import find_fitting
 from rhino.strategies.solver.answer import Answer, Infeasible, Unsolved
+from rhino.strategies.solver.problem import Problem
 from rhino.strategies.solver.search import Limits, Search
 from rhino.strategies.solver.solver import Solver
 
@@ -102,9 +105,7 @@ class ChooseShardings(PlanningPass):
     rows: str = opt(
         "", "for several ranks: bytes per device that the search may count, in place of the budget, by estimate"
     )
-    offload: bool = opt(
-        False, "arguments that only their update reads, as moments, may lie in host memory where the budget binds"
-    )
+    offload: bool = opt(False, OFFLOAD)
     level: int = opt(3, "2 = accept a 0.1 % optimality gap where memory binds, 3 = 0.01 %, with more steps to reach it")
 
     def run(self, module: ir.Operation, remarks: Remarks) -> None:
@@ -178,14 +179,28 @@ class ChooseShardings(PlanningPass):
         search = Search(choice.problem, replace(LEVELS[self.level], cutoff=cutoff_s))
         first = search.reduce()
         clock.lap("reduce")
+        is_bound = False
+
+        def with_memory() -> Problem:
+            nonlocal is_bound
+            is_bound = True
+            return choice.with_memory().problem
+
         if self.ranks == 1:
-            outcome = find_fitting(search, budget, first, peak_of(choice), lambda: choice.with_memory().problem)
+            outcome = find_fitting(search, budget, first, peak_of(choice), with_memory)
         else:  # several micro-batches are in flight, which rows count
             outcome = search.run(self.ranks * parse_size(self.rows) if self.rows else budget, first)
         clock.lap("solve")
         if isinstance(outcome, Answer):
             return ShardingChoice(
-                target, program, choice, make_plan(choice, outcome.states), outcome, budget, search.solver
+                target,
+                program,
+                choice,
+                make_plan(choice, outcome.states),
+                outcome,
+                budget,
+                search.solver,
+                is_bound=is_bound,
             )
         if isinstance(outcome, Unsolved) and outcome.bound >= cutoff_s:
             return outcome
@@ -197,6 +212,7 @@ class ShardingChoice:
     """The shardings that were chosen for one mesh, and how they were found, under a budget for all ranks together.
 
     `outcomes` are those of every mesh that was evaluated, this one among them; one that was given up has its bound.
+    `is_bound` says that the best choice of all does not fit.
     """
 
     target: Target
@@ -207,6 +223,7 @@ class ShardingChoice:
     budget_bytes: float
     solver: Solver
     outcomes: tuple[MeshOutcome, ...] = ()
+    is_bound: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,7 +373,8 @@ def does_not_fit(
         f"at least {format_bytes(size)}: {beside}{program.describe(value)}{_under(words)}"
         for (size, beside, value), words in zip(culprits, provenance, strict=True)
     ]
-    fix = to_fit("the constraints on these tensors" if any(provenance) else "", _waiting(choice))
+    offload = _waiting(choice, accumulation_loop(program))
+    fix = to_fit("the constraints on these tensors" if any(provenance) else "", offload)
     together = f" on {ranks} ranks together" if ranks > 1 else ""
     notes.append(
         f"at time {worst} of {choice.problem.num_times} the least sizes of all tensors alive{together} add up to "
@@ -382,13 +400,16 @@ def _on_host_text(plan: ShardingPlan, target: Target) -> str:
     return f"in host memory: {there}; {format_seconds(seconds)} to bring them to the device and back"
 
 
-def _waiting(choice: Choice) -> str:
-    """Returns the option that lets arguments lie in host memory, in words; nothing where none can, or they may."""
+def _waiting(choice: Choice, loop: Loop | None) -> str:
+    """Returns the option that lets something lie in host memory, in words; nothing where nothing can, or it may."""
     graph = choice.graph
     if choice.model.device.host_bytes_per_s is None or any(one.memories != (DEVICE,) for one in graph.arguments):
         return ""
     size = sum(graph.type_of(argument).num_bytes for argument in waiting_arguments(graph))
-    return f"--offload, for {format_bytes(size)} of arguments that only their update reads" if size else ""
+    found = [f"{format_bytes(size)} of arguments that only their update reads"] if size else []
+    if saved := saved_bytes(graph, loop):
+        found.append(f"{format_bytes(saved)} that are saved for the backward pass")
+    return f"--offload, for {' and '.join(found)}" if found else ""
 
 
 def _of_one_rank(outcome: Infeasible | Unsolved, ranks: int) -> Infeasible | Unsolved:

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from rhino.ir.cluster.age import stale_now
 from rhino.ir.cluster.cluster import Cluster, default_mesh, load_cluster, mesh_axes, possible_meshes, takes_three_axes
+from rhino.ir.cluster.hardware import Device
 from rhino.ir.cluster.mesh import Mesh, finer_shapes, mesh_of_shape, parse_mesh
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.graph.spec import spec_text
@@ -38,6 +39,12 @@ PLANNING_ERRORS = (
 
 DEFAULT_CLUSTER = "cpu8"
 """What is planned for if nothing is said."""
+
+OFFLOAD = (
+    "arguments that only their update reads, as moments, and values saved for the backward pass may lie in host "
+    "memory where the budget binds"
+)
+"""What the option of that name does."""
 
 AUTO = "auto"
 """The mesh option that leaves the mesh to the search."""
@@ -150,6 +157,17 @@ def rank_target(cluster: Cluster, mesh: Mesh, num_ranks: int, name: str = MESH_N
     return Target(name, mesh, CostModel(cluster.device, named))
 
 
+def refuse_unknown_host(device: Device, file: str) -> None:
+    """Raises RHI-OFFLOAD-001 where nobody knows how fast devices reach their host's memory."""
+    if device.host_bytes_per_s is None:
+        raise RhinoError(
+            "RHI-OFFLOAD-001",
+            f"something may lie in host memory, and how fast a {device.kind} reaches it is not known",
+            Place(file),
+            fix="add device.host_bytes_per_s to the cluster's file (docs/cluster.md), or leave offload out",
+        )
+
+
 def with_offload(program: Program, target: Target) -> Program:
     """Returns a program whose arguments may lie in host memory where they can.
 
@@ -158,13 +176,7 @@ def with_offload(program: Program, target: Target) -> Program:
     Raises:
         RhinoError: RHI-OFFLOAD-001 where nobody knows how fast devices reach their host's memory.
     """
-    if target.model.device.host_bytes_per_s is None:
-        raise RhinoError(
-            "RHI-OFFLOAD-001",
-            f"arguments may lie in host memory, and how fast a {target.model.device.kind} reaches it is not known",
-            Place(program.file),
-            fix="add device.host_bytes_per_s to the cluster's file (docs/cluster.md), or leave offload out",
-        )
+    refuse_unknown_host(target.model.device, program.file)
     given = boundary_attributes(program.entry, "arg")
     changed = [number for number, one in enumerate(given) if PADDED in one or VIEW in one]
     return replace(program, graph=with_host_choice(program.graph, changed))

@@ -13,6 +13,7 @@ import numpy as np
 
 from rhino.ir.arrays import Bools, Floats, Ints
 from rhino.ir.graph.graph import DEVICE, HOST
+from rhino.ir.graph.host_values import values_on_host
 from rhino.ir.graph.spec import num_parts
 from rhino.strategies.choice.choice import Choice
 from rhino.strategies.choice.sharding_plan import ShardingPlan
@@ -85,7 +86,7 @@ def local_bytes(plan: ShardingPlan) -> Floats:
     graph = plan.graph
     parts = np.array([num_parts(spec, plan.sizes) for spec in plan.specs], dtype=np.float64)
     found: Floats = graph.value_bytes() / parts
-    found[sorted(plan.on_host)] = 0.0
+    found[sorted(plan.on_host | values_on_host(graph))] = 0.0
     return found
 
 

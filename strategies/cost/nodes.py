@@ -23,7 +23,7 @@ class Node(NamedTuple):
 class Use(NamedTuple):
     """One way from a node that gives a value to one that reads it: which result, which operand, of which type.
 
-    `is_narrow` says that it is moved in elements half as wide.
+    `is_narrow` says that it is moved in elements half as wide, `stays` that it cannot be moved at all.
     """
 
     swapped: bool
@@ -32,6 +32,7 @@ class Use(NamedTuple):
     type: int
     times: int
     is_narrow: bool
+    stays: bool = False
 
 
 class Way(NamedTuple):

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 
 from rhino.ir.graph.graph import Graph, TensorType
+from rhino.ir.graph.host_values import transfers, values_on_host
 from rhino.ir.graph.spec import REPLICATED, Spec, num_parts
 from rhino.strategies.cost.candidates import State
 from rhino.strategies.cost.cost_model import PRODUCTS, CostModel, reshard_seconds
@@ -36,6 +37,8 @@ class OpCosts:
     def __init__(self, graph: Graph, model: CostModel, in_memory: Sequence[bool], in_place: Set[int]) -> None:
         self.graph, self.model, self.sizes = graph, model, model.sizes
         self.in_memory, self.in_place = in_memory, in_place
+        self.on_host = values_on_host(graph)
+        self.transfers = transfers(graph, self.on_host)
         self.from_memory = values_from_memory(graph, in_memory)
         self.near_bytes = model.device.near_bytes
         self.is_given, self.is_kept = _at_ends(graph) if self.near_bytes else ([False] * graph.num_values,) * 2
@@ -46,7 +49,9 @@ class OpCosts:
         A scalar's sum is taken at once.
         """
         cls = self.graph.cls(op)
-        if cls.is_view:
+        if op in self.transfers:
+            return self.model.host_s(self.local_bytes(cls.results[0], state.result_specs[0]))
+        if cls.is_view or cls.placed or self.on_host.intersection(self.graph.results(op)):
             return 0.0
         moved = self.moved_bytes(op, state)
         is_kernel = any(self.in_memory[value] for value in self.graph.results(op))

@@ -18,7 +18,8 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Final
 
-from rhino.ir.graph.graph import BARRIER, MOVES, WHILE, YIELD, Graph, materialized
+from rhino.ir.graph.graph import BARRIER, HOST, MOVES, WHILE, YIELD, Graph, materialized
+from rhino.ir.graph.host_values import values_on_host
 from rhino.strategies.memory.host_memory import on_host
 from rhino.strategies.structure.loop_nesting import level_reader, post_order, regions
 
@@ -67,7 +68,7 @@ class _Scheduler:
         self.graph = graph
         self.is_depth_first = is_depth_first
         self.in_memory = in_memory
-        self.on_host = on_host(graph)
+        self.on_host = sorted(set(on_host(graph)) - values_on_host(graph))
         self.classes = [graph.classes[c] for c in graph.op_class.tolist()]
         self.value_op: list[int] = graph.value_op.tolist()
         self.num_bytes: list[int] = graph.value_bytes().tolist()
@@ -258,7 +259,8 @@ class _Scheduler:
             for value, op in enumerate(self.value_op)
         ]
         for op, cls in enumerate(self.classes):
-            if self.runs[op] and cls.name != BARRIER:
+            # What goes to host memory does so once it is made, not when its copy there is asked for.
+            if self.runs[op] and cls.name != BARRIER and cls.placed != HOST:
                 for source in self.reads[op]:
                     end[source] = max(end[source], self.seen_from(source, op, stop))
         for loop in self.graph.loops:

@@ -16,6 +16,7 @@ import numpy as np
 
 from rhino.ir.arrays import Floats
 from rhino.ir.graph.graph import BARRIER, COPIED_UPDATE, MOVES, REDUCE, UPDATES, WHILE, YIELD, Graph
+from rhino.ir.graph.host_values import values_on_host
 from rhino.strategies.choice.choice import Choice
 from rhino.strategies.choice.sharding_plan import ShardingPlan, make_plan
 from rhino.strategies.cost.cost_model import PRODUCTS, CostModel
@@ -86,7 +87,10 @@ class Lives:
         self.num_bytes = [self.bytes_of(value) * copies[value] for value in range(graph.num_values)]
         self.operands = [graph.operands(op).tolist() for op in range(graph.num_ops)]
         self.is_free = [op >= 0 and self.classes[op].free for op in self.maker]
-        self.on_host = frozenset(on_host(graph))
+        moved = values_on_host(graph)
+        for value in moved:
+            self.num_bytes[value] = 0
+        self.on_host = frozenset(on_host(graph)) - moved
         self.taken_over = {
             a.alias: number
             for number, a in enumerate(graph.arguments)

@@ -77,6 +77,7 @@ class Memory:
                 self.readers[value].append((op, position))
         self.first_result: list[int] = graph.result_start.tolist()
         self.classes = [graph.classes[number] for number in graph.op_class.tolist()]
+        self.on_host = draft.op_costs.on_host
         self.in_place = {graph.returns[result] for result in draft.taken_over} | draft.in_place
         self.results = frozenset(
             [value for number, value in enumerate(graph.returns) if number not in draft.taken_over]
@@ -121,7 +122,8 @@ class Memory:
         """Yields the residents that a value is: while its op computes as that leaves it, then as it is stored."""
         draft, plan, op = self.draft, self.schedule, self.maker[value]
         node, kind = draft.producer[value], self.kinds[value]
-        if not kind.num_bytes or not draft.in_memory[value] or value in self.in_place:
+        is_kept = draft.in_memory[value] and value not in self.in_place and value not in self.on_host
+        if not kind.num_bytes or not is_kept:
             return
         if op < 0:
             yield node, self.argument_bytes(node, value, DEVICE), 0, self.num_times - 1

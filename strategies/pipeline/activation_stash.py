@@ -241,7 +241,7 @@ class Handing:
             tuple(round(self.num_bytes[value]) for value in values),
             frozenset(number[value] for value in late),
         )
-        return frozenset(values[unit] for unit in cheapest(piece, 1.0))
+        return frozenset(values[unit] for unit in cheapest(piece, 1.0).repeated)
 
     def _weight(self, value: int) -> float:
         """Returns what making a value weighs, in bytes that are stashed."""

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rhino.ir.graph.graph import Argument, Graph, Repeats
+from rhino.ir.graph.graph import DEVICE, HOST, Argument, Graph, Repeats
+from rhino.ir.graph.host_values import values_on_host
 from rhino.ir.graph.spec import Spec, num_parts
 from rhino.strategies.choice.sharding_plan import ShardingPlan
 from rhino.strategies.memory.peak import predicted_peak
@@ -37,6 +38,7 @@ def plan_of(plan: ShardingPlan, part: PlanPart) -> ShardingPlan:
     values = [*arguments, *(value for op in part.ops for value in graph.results(op))]
     number = {value: k for k, value in enumerate(values)}
     place = {op: k for k, op in enumerate(part.ops)}
+    there = plan.on_host | values_on_host(graph)
     alias = {into: k for k, value in enumerate(part.returns) if (into := part.into.get(value)) is not None}
     found = Graph(
         classes=graph.classes,
@@ -49,7 +51,9 @@ def plan_of(plan: ShardingPlan, part: PlanPart) -> ShardingPlan:
         value_op=np.array(
             [-1] * len(arguments) + [place[op] for op in part.ops for _ in graph.results(op)], dtype=np.int64
         ),
-        arguments=tuple([Argument("", alias.get(value)) for value in arguments]),
+        arguments=tuple(
+            [Argument("", alias.get(value), (HOST,) if value in there else (DEVICE,)) for value in arguments]
+        ),
         returns=tuple([number[value] for value in part.returns]),
         return_fixed=(None,) * len(part.returns),
         fixed={},
@@ -63,16 +67,18 @@ def plan_of(plan: ShardingPlan, part: PlanPart) -> ShardingPlan:
         found = replace(found, repeats=Repeats(repeats.times[ops], repeats.copies[values], repeats.run[ops]))
     states, specs = [plan.ops[op] for op in part.ops], [plan.specs[value] for value in values]
     returned = tuple(part.returns.values())
-    there = frozenset([number[value] for value in arguments if value in plan.on_host])
-    return ShardingPlan(found, plan.sizes, tuple(states), tuple(specs), returned, plan.target, plan.model, there)
+    on_host = frozenset([number[value] for value in arguments if value in there])
+    return ShardingPlan(found, plan.sizes, tuple(states), tuple(specs), returned, plan.target, plan.model, on_host)
 
 
 def temporary_bytes(plan: ShardingPlan) -> float:
     """Returns what a device needs to run a plan as a program of its own, beside its arguments and results."""
     graph = plan.graph
     results = [bytes_of(plan, value, spec) for value, spec in zip(graph.returns, plan.returned, strict=True)]
-    for number in plan.results_on_host:
-        results[number] = 0.0
+    moved = values_on_host(graph)
+    for number, value in enumerate(graph.returns):
+        if number in plan.results_on_host or value in moved:
+            results[number] = 0.0
     taken_over = sum(results[one.alias] for one in graph.arguments if one.alias is not None)
     arguments = [value for value in range(len(graph.arguments)) if value not in plan.on_host]
     outside = sum(results) + sum(bytes_of(plan, value, plan.specs[value]) for value in arguments)

@@ -11,17 +11,19 @@ arguments, and what follows from constants and counters alone are at hand wherev
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
 
 from rhino.ir.arrays import Ints
-from rhino.ir.graph.graph import BARRIER, WHILE, Graph, materialized
+from rhino.ir.graph.graph import BARRIER, WHILE, Graph, Loop, materialized
+from rhino.ir.graph.host_values import values_on_host
 from rhino.ir.plan.stages import VirtualStages
 from rhino.strategies.cost.cost_model import PRODUCTS
-from rhino.strategies.structure.training_phases import TrainingPhases
+from rhino.strategies.remat.waiting_values import waiting_values
+from rhino.strategies.structure.training_phases import TrainingPhases, parts_of
 
 _COLLECTIVES: Final = "all_gather all_reduce all_to_all collective_broadcast collective_permute reduce_scatter"
 _ONCE: Final = "rng custom_call infeed outfeed send recv after_all"
@@ -52,7 +54,8 @@ class Stash:
 
     `num_bytes` has all values in memory that it makes, `late` those of the stash. `saved` are kept in any case: what is
     returned or summed up, what the user's own recomputation starts from, what cannot be made again. `turn` is the
-    number of the last op of the forward pass.
+    number of the last op of the forward pass. `waiting` has the values that may wait in host memory, and in how many
+    parts each goes there, `host_s` the seconds of its way there and back: of none where none is to.
     """
 
     units: tuple[Unit, ...]
@@ -60,10 +63,17 @@ class Stash:
     late: frozenset[int]
     saved: frozenset[int]
     turn: int
+    host_s: Mapping[int, float] = field(default_factory=dict)
+    waiting: Mapping[int, int] = field(default_factory=dict)
 
     def stage_of(self) -> dict[int, int]:
         """Returns the stage that makes each value."""
         return {value: unit.stage for unit in self.units for value in unit.makes}
+
+    def with_host(self, host_s: Callable[[float], float]) -> Stash:
+        """Returns the stash where what may wait in host memory is to; `host_s` is what a transfer of bytes takes."""
+        found = {v: 2 * parts * host_s(self.num_bytes[v] / parts) for v, parts in self.waiting.items()}
+        return replace(self, host_s=found)
 
     def total_bytes(self, stage: int) -> int:
         """Returns the bytes of the stash that one stage makes, for one micro-batch."""
@@ -79,6 +89,12 @@ class Stash:
 def stash_of(graph: Graph, parts: TrainingPhases, stages: Sequence[int], num_stages: int) -> Stash:
     """Returns the stash of a program; `stages` are the virtual stages of its ops [ops], all 0 where it is not cut."""
     return _Reader(graph, parts, stages, VirtualStages(num_stages)).stash()
+
+
+def saved_bytes(graph: Graph, loop: Loop | None) -> int:
+    """Returns the bytes of the stash, unsplit, that may wait in host memory; `loop` is that over micro-batches."""
+    stash = stash_of(graph, parts_of(graph, loop, np.zeros(graph.num_ops)), [0] * graph.num_ops, 1)
+    return sum(stash.num_bytes[value] for value in stash.waiting if value in stash.late)
 
 
 class _Reader:
@@ -200,9 +216,16 @@ class _Reader:
             )
             for op in early
         )
-        return Stash(
-            units, {value: self.graph.type_of(value).num_bytes for value in values}, late, frozenset(saved), turn
-        )
+        there = values_on_host(self.graph)
+        sizes = {value: 0 if value in there else self.graph.type_of(value).num_bytes for value in values}
+        mirrored = [
+            value
+            for op in early
+            for value in makes[op]
+            if value not in at_end and all(r <= turn or self._mirrors(op, r) for r in readers.get(value, ()))
+        ]
+        waiting = waiting_values(self.graph, [value for value in mirrored if sizes[value]], turn)
+        return Stash(units, sizes, late, frozenset(saved), turn, waiting=waiting)
 
     def _turn(self, ops: Sequence[int], readers: Mapping[int, Sequence[int]]) -> int:
         """Returns the op after which most is alive of what is read on the way to a product or a loop.

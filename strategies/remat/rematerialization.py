@@ -7,6 +7,9 @@ share of the stash that may be: with s_p the seconds and b_p the bytes at the co
 
     minimise  sum of s_p   such that   sum of b_p <= (1 - remat) * stash - what is kept in any case
 
+Where values may wait in host memory (`Stash.host_s`), one that is kept stays on the device or goes there, whatever
+costs less; so does each value that is kept in any case, which is a piece of its own.
+
 The corners' convex hull gives a lower bound (`_bound`); the choice of one corner each is a small integer program
 (`_corners`). Where the whole problem is small it is solved as one over all units (`_units`), for the frontier leaves
 out what lies above the hull. A share for which nothing more can be done is met as far as it can be.
@@ -17,12 +20,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import inf, isfinite
 from typing import Final
 
 import numpy as np
 from scipy import sparse
 
-from rhino.strategies.remat.min_cut import Corner, Piece, frontier
+from rhino.strategies.remat.min_cut import Corner, Label, Piece, frontier
 from rhino.strategies.remat.remat_graph import Stash, Unit
 from rhino.strategies.remat.remat_segments import Pieces, cut_in_pieces
 from rhino.strategies.solver.lp.linear_programs import Point, Rows, solve_rows
@@ -53,8 +57,10 @@ class Block:
 class StageChoice:
     """What one stage does. Bytes are of one micro-batch, seconds are added to each.
 
-    `alive_bytes` is what it holds of the stash at most, for `in_flight` micro-batches: what is kept, and the largest
-    that is made again. `bound_s`: no choice with these pieces that keeps as little takes less.
+    `kept_bytes` stay on the device, `hosted` are the values that wait in host memory, `host_bytes` of them, and
+    `host_s` what it takes to bring them there and back. `alive_bytes` is what the device holds of the stash at most,
+    for `in_flight` micro-batches: what is kept, and the largest that is made again. `bound_s`: no choice with these
+    pieces that keeps as little takes less than that (`added_s`, transfers included).
     """
 
     stage: int
@@ -65,6 +71,9 @@ class StageChoice:
     added_s: float
     bound_s: float
     blocks: tuple[Block, ...]
+    hosted: tuple[int, ...] = ()
+    host_bytes: int = 0
+    host_s: float = 0.0
 
     @property
     def gap(self) -> float:
@@ -100,15 +109,39 @@ class _Stage:
         count = len(self.pieces.units)
         self.open = list(range(count if in_flight > 1 else count - 1))
         """Pieces that may be recomputed; not what a backward pass begins with that follows at once."""
+        self.crossing = {value for values in self.pieces.crossing for value in values}
+        self.values = [self._values(number) for number in self.open]
+        """The values of each piece that are kept or not [pieces]."""
         self.local = [self._piece(number) for number in self.open]
         self.corners = [corners(piece) for piece in self.local]
-        self.crossing = {value for values in self.pieces.crossing for value in values}
+        for value in self._kept_anyway():
+            kept = (self.stash.num_bytes[value],)
+            alone = Piece((0.0,), (False,), ((),), ((0,),), kept, frozenset({0}), (self.stash.host_s[value],))
+            self.values.append([value])
+            self.local.append(alone)
+            self.corners.append(corners(alone))
 
-    def _piece(self, number: int) -> Piece:
+    def _values(self, number: int) -> list[int]:
         units, crossing = self.pieces.units[number], self.pieces.crossing[number]
-        own = [
+        return [
             value for unit in units for value in unit.makes if value not in crossing and value not in self.stash.saved
         ]
+
+    def _kept_anyway(self) -> list[int]:
+        """Returns what is kept in any case, and may wait in host memory, where as much as can be is recomputed.
+
+        What the backward pass begins with that follows at once stays, unless it leaves a loop in many parts.
+        """
+        if not self.stash.host_s:
+            return []
+        needed = self._needed([one[-1].label for one in self.corners])
+        begun = {value for unit in self.pieces.units[-1] for value in unit.makes} if self.in_flight == 1 else set()
+        begun = {value for value in begun if self.stash.waiting.get(value, 1) == 1}
+        known = {value for values in self.values for value in values}
+        return [value for value in sorted(needed - known - begun) if value in self.stash.host_s]
+
+    def _piece(self, number: int) -> Piece:
+        units, own = self.pieces.units[number], self._values(number)
         name = {value: k for k, value in enumerate(own)}
         return Piece(
             tuple(unit.seconds for unit in units),
@@ -117,37 +150,46 @@ class _Stage:
             tuple(tuple(name[value] for value in unit.makes if value in name) for unit in units),
             tuple(self.stash.num_bytes[value] for value in own),
             frozenset(name[value] for value in own if value in self.stash.late),
+            tuple(self.stash.host_s.get(value, inf) for value in own) if self.stash.host_s else (),
         )
 
     def choose(self, remat: float) -> StageChoice:
-        """Returns the choice for the least share of the stash that is recomputed."""
-        nothing = self._made([() for _ in self.local], 0.0)
+        """Returns the choice for the least share of the stash that does not stay on the device."""
+        nothing = self._made([Label() for _ in self.local], 0.0)
         if remat <= 0 or not self.total or not self.local:
             return nothing
-        fixed = self._kept([one[-1].repeated for one in self.corners]) - sum(one[-1].kept_bytes for one in self.corners)
-        room = max((1 - remat) * self.total - fixed, float(sum(one[-1].kept_bytes for one in self.corners)))
+        least = [one[-1] for one in self.corners]
+        fixed = self._kept([one.label for one in least]) - sum(one.kept_bytes for one in least)
+        room = max((1 - remat) * self.total - fixed, float(sum(one.kept_bytes for one in least)))
         bound = _bound(self.corners, room)
-        repeated = [
-            one[number].repeated for one, number in zip(self.corners, _corners(self.corners, room), strict=True)
-        ]
+        labels = [one[number].label for one, number in zip(self.corners, _corners(self.corners, room), strict=True)]
         if sum(sum(piece.may_repeat) for piece in self.local) <= _FEW_UNITS:
-            repeated = min([repeated, _units(self.local, room) or repeated], key=self._seconds)
-        made = self._made(repeated, bound)
+            labels = min([labels, _units(self.local, room) or labels], key=self._seconds)
+        made = self._made(labels, bound)
         return made if nothing.alive_bytes - made.alive_bytes > _LEAST_GAIN * nothing.alive_bytes else nothing
 
-    def _seconds(self, repeated: Sequence[tuple[int, ...]]) -> float:
-        return sum(piece.seconds[unit] for piece, units in zip(self.local, repeated, strict=True) for unit in units)
+    def _seconds(self, labels: Sequence[Label]) -> float:
+        return sum(
+            sum(piece.seconds[unit] for unit in label.repeated) + sum(piece.host_s[value] for value in label.hosted)
+            for piece, label in zip(self.local, labels, strict=True)
+        )
 
-    def _again(self, repeated: Sequence[tuple[int, ...]]) -> list[list[Unit]]:
+    def _again(self, labels: Sequence[Label]) -> list[list[Unit]]:
         """Returns the units of each piece that are recomputed."""
         found: list[list[Unit]] = [[] for _ in self.pieces.units]
-        for number, units in zip(self.open, repeated, strict=True):
-            found[number] = [self.pieces.units[number][unit] for unit in units]
+        for number, label in zip(self.open, labels, strict=False):
+            found[number] = [self.pieces.units[number][unit] for unit in label.repeated]
         return found
 
-    def _needed(self, repeated: Sequence[tuple[int, ...]]) -> frozenset[int]:
+    def _hosted(self, labels: Sequence[Label]) -> frozenset[int]:
+        """Returns the values that wait in host memory."""
+        return frozenset(
+            values[value] for values, label in zip(self.values, labels, strict=True) for value in label.hosted
+        )
+
+    def _needed(self, labels: Sequence[Label]) -> frozenset[int]:
         """Returns the values of this stage that are kept; of those kept in any case, what the backward pass reads."""
-        again = [unit for units in self._again(repeated) for unit in units]
+        again = [unit for units in self._again(labels) for unit in units]
         own = set(self.stash.num_bytes) & {value for unit in self.units for value in unit.makes}
         needed = (self.stash.late & own) | {value for unit in again for value in unit.reads if value in own}
         made = {
@@ -158,19 +200,21 @@ class _Stage:
         }
         return frozenset(needed - made)
 
-    def _kept(self, repeated: Sequence[tuple[int, ...]]) -> int:
-        return sum(self.stash.num_bytes[value] for value in self._needed(repeated))
+    def _kept(self, labels: Sequence[Label]) -> int:
+        """Returns the bytes that stay on the device."""
+        return sum(self.stash.num_bytes[value] for value in self._needed(labels) - self._hosted(labels))
 
-    def _made(self, repeated: Sequence[tuple[int, ...]], bound: float) -> StageChoice:
-        kept = self._needed(repeated)
-        again = self._again(repeated)
+    def _made(self, labels: Sequence[Label], bound: float) -> StageChoice:
+        needed, hosted = self._needed(labels), self._hosted(labels)
+        kept, there = needed - hosted, sorted(needed & hosted)
+        again = self._again(labels)
         largest = max(
             (
                 sum(
                     self.stash.num_bytes[v]
                     for unit in units
                     for v in unit.makes
-                    if v in self.stash.late and v not in kept
+                    if v in self.stash.late and v not in needed
                 )
                 for units in again
             ),
@@ -186,8 +230,20 @@ class _Stage:
             for units, piece in zip(again, self.pieces.units, strict=True)
             if units
         )
+        host_s = sum(self.stash.host_s[value] for value in there)
+        added_s = sum(unit.seconds for units in again for unit in units) + host_s
         return StageChoice(
-            self.stage, self.total, num_kept, self.in_flight, alive_bytes, self._seconds(repeated), bound, blocks
+            self.stage,
+            self.total,
+            num_kept,
+            self.in_flight,
+            alive_bytes,
+            added_s,
+            bound,
+            blocks,
+            tuple(there),
+            sum(self.stash.num_bytes[value] for value in there),
+            host_s,
         )
 
 
@@ -251,13 +307,14 @@ def _relaxed(corners: Sequence[tuple[Corner, ...]], chosen: list[int], room: flo
         chosen[number] -= 1
 
 
-def _units(pieces: Sequence[Piece], room: float) -> list[tuple[int, ...]] | None:
-    """Returns the units of each piece that are recomputed, solved over all of them.
+def _units(pieces: Sequence[Piece], room: float) -> list[Label] | None:
+    """Returns what becomes of each piece, solved over all units and values.
 
     The result is None where it is not proven to be the best.
 
-    Variables: r of each unit, then a of each value that the backward pass may do without. Rows: r_u <= a_v for what u
-    reads; a_v >= r_u for what it makes; the bytes with a_v - r_u that are kept.
+    Variables: r of each unit, then a of each value that the backward pass may do without, then h of each that may wait
+    in host memory. Rows: r_u <= a_v for what u reads; a_v >= r_u for what it makes; h_v + r_u <= a_v for what may wait
+    there, which is made by u; the bytes with a_v - r_u - h_v that stay.
     """
     first = np.cumsum([0, *(len(piece.seconds) for piece in pieces)])
     num_units = int(first[-1])
@@ -265,7 +322,11 @@ def _units(pieces: Sequence[Piece], room: float) -> list[tuple[int, ...]] | None
         (p, value) for p, piece in enumerate(pieces) for value in range(len(piece.num_bytes)) if value not in piece.late
     ]
     column = {place: num_units + k for k, place in enumerate(places)}
-    width = num_units + len(places)
+    waiting = [
+        (p, value) for p, piece in enumerate(pieces) for value, seconds in enumerate(piece.host_s) if isfinite(seconds)
+    ]
+    there = {place: num_units + len(places) + k for k, place in enumerate(waiting)}
+    width = num_units + len(places) + len(waiting)
     scale = max(1.0, float(sum(sum(piece.num_bytes) for piece in pieces)))
     entries: list[tuple[int, int, float]] = []
     high: list[float] = []
@@ -288,18 +349,32 @@ def _units(pieces: Sequence[Piece], room: float) -> list[tuple[int, ...]] | None
                     budget[column[p, value]] += piece.num_bytes[value] / scale
                 else:
                     spent += piece.num_bytes[value] / scale
+                if (p, value) in there:
+                    h = there[p, value]
+                    cost[h] = piece.host_s[value]
+                    budget[h] -= piece.num_bytes[value] / scale
+                    entries += [(len(high), h, 1.0), (len(high), r, 1.0)]
+                    if (p, value) in column:
+                        entries.append((len(high), column[p, value], -1.0))
+                    high.append(0.0 if (p, value) in column else 1.0)
     entries += [(len(high), k, float(budget[k])) for k in np.flatnonzero(budget).tolist()]
     high.append(room / scale - spent)
     rows, columns, values = zip(*entries, strict=True) if entries else ((), (), ())
     matrix = sparse.csr_matrix((values, (rows, columns)), (len(high), width))
     unit_cost = cost / max(float(cost.max()), 1e-300)
+    integers = width if waiting else num_units
     found = solve_rows(
-        Rows(unit_cost, matrix, np.full(len(high), -np.inf), np.array(high), num_units), integer=True, step_limit=_STEPS
+        Rows(unit_cost, matrix, np.full(len(high), -np.inf), np.array(high), integers), integer=True, step_limit=_STEPS
     )
     if not isinstance(found, Point):
         return None
-    chosen = [
-        tuple(u for u in range(len(piece.seconds)) if found.values[first[p] + u] > 0.5)
-        for p, piece in enumerate(pieces)
-    ]
-    return chosen if sum(piece.kept(units) for piece, units in zip(pieces, chosen, strict=True)) <= room else None
+    chosen = []
+    for p, piece in enumerate(pieces):
+        repeated = tuple(u for u in range(len(piece.seconds)) if found.values[first[p] + u] > 0.5)
+        at_hand = [v for v in piece.saved(repeated) if (p, v) in there and found.values[there[p, v]] > 0.5]
+        chosen.append(Label(repeated, tuple(at_hand)))
+    stays = sum(
+        piece.kept(label.repeated) - sum(piece.num_bytes[value] for value in label.hosted)
+        for piece, label in zip(pieces, chosen, strict=True)
+    )
+    return chosen if stays <= room else None

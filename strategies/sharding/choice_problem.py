@@ -133,7 +133,7 @@ class Builder(Tables):
             # the result lies as the argument does
             both = taken if limit is None else limit if taken is None else limit & taken
             node = self.producer[number] = self.store("argument", number, number, both, memories=argument.memories)
-            if HOST in argument.memories:
+            if HOST in argument.memories and number not in self.op_costs.on_host:
                 self.node_costs[node] = self.visit(node, number)
         for op in range(graph.num_ops):
             cls = graph.classes[self.op_class[op]]
@@ -263,7 +263,7 @@ class Builder(Tables):
             if self.graph.types[self.value_type[value]].shape:
                 partial = tuple(range(len(self.sizes))) if self.starts_a_sum(op, source) else ()
                 node = self.producer[value] = self.store("value", value, value, self.graph.fixed.get(value), partial)
-                if self.producer[source] < 0:
+                if self.producer[source] < 0 and value not in self.op_costs.on_host:
                     self.node_costs[node] = self.fill(node, value)
         self.carry(op, carried)
 
@@ -394,7 +394,8 @@ class Builder(Tables):
         is_op = self.nodes[target].kind == "op"
         is_narrow = self.narrow.is_moved(value, time if is_op else None)
         times = self.times_moved(value, time)
-        use = Use(swapped, self.offset[value], operand, self.value_type[value], times, is_narrow)
+        stays = value in self.op_costs.on_host  # no collective reads host memory
+        use = Use(swapped, self.offset[value], operand, self.value_type[value], times, is_narrow, stays)
         self.edges.setdefault(pair, []).append((use, value, time))
         self.copies.append((pair, use, value, time))
 
@@ -464,6 +465,8 @@ class Builder(Tables):
         for is_moved, moved_s in ((way.is_fetched, self.op_costs.fetch_s), (way.is_returned, self.op_costs.write_s)):
             if is_moved:
                 seconds = seconds + np.array([[moved_s(kind, one, other) for other in columns] for one in rows])
+        if use.stays:
+            seconds = np.array([[0.0 if one == other else inf for other in columns] for one in rows])
         table = _times(seconds, use.times)[np.ix_([rows[spec] for spec in given], [columns[spec] for spec in needed])]
         return table.T if use.swapped else table
 

@@ -2,7 +2,7 @@
 // RUN: rhino-opt --rhino-choose-shardings --cluster=%t.toml --offload --verify-diagnostics %s
 // Nothing lies in host memory where nobody knows how fast devices reach it.
 
-// expected-error@unknown {{[RHI-OFFLOAD-001] arguments may lie in host memory, and how fast a host CPU, 1/4 of 2 cores reaches it is not known}}
+// expected-error@unknown {{[RHI-OFFLOAD-001] something may lie in host memory, and how fast a host CPU, 1/4 of 2 cores reaches it is not known}}
 // expected-note@unknown {{to fix: add device.host_bytes_per_s to the cluster's file (docs/cluster.md), or leave offload out}}
 func.func @main(%x: tensor<8x8xf32>) -> tensor<8x8xf32> {
   return %x : tensor<8x8xf32>

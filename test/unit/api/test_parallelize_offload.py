@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from rhino.ir.cluster.cluster import load_cluster
 from rhino.ir.cluster.presets import PRESETS
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.graph.graph import HOST
+from rhino.passes.pipeline.rematerialize import Rematerialize
 from rhino.strategies.cost.cost_model import HOST_TRANSFER_S
 from rhino.strategies.memory.host_memory import waiting_arguments
 
@@ -114,6 +116,89 @@ def test_moments_in_host_memory_change_no_answer(options, tmp_path, monkeypatch)
     again = rhino.parallelize(step, donate_argnums=options["donate_argnums"], plan=kept)
     found, _ = again(jax.tree.map(np.asarray, state), batch())  # from the host: it goes where it is to lie
     assert on_host(found) == len(there)
+
+
+LAYERS, WIDE = 3, 32
+
+
+def layered_step(form, state, x):
+    """A step of layers with dropout, whose activations are much of what it holds."""
+
+    def layer(h, given):
+        params, key = given
+        kept = jax.random.bernoulli(key, RATE, h.shape)
+        return jnp.tanh(jnp.where(kept, h, 0) @ params["up"]) @ params["down"] + h, None
+
+    def loss(params):
+        keys = jax.random.split(jax.random.fold_in(jax.random.key(7), state["count"]), LAYERS)
+        h = x
+        if form == "scan":
+            h, _ = jax.lax.scan(layer, h, (params, keys))
+        else:
+            for n in range(LAYERS):
+                h, _ = layer(h, (params[n], keys[n]))
+                h = rhino.stage_boundary(h) if form == "stages" and n == 0 else h
+        return jnp.mean(h**2)
+
+    value, grads = jax.value_and_grad(loss)(state["params"])
+    new = jax.tree.map(lambda p, g: p - 0.5 * g, state["params"], grads)
+    return {"params": new, "count": state["count"] + 1}, value
+
+
+def layered_init(form):
+    def one(n):
+        return {k: jax.random.normal(jax.random.key(2 * n + i), (WIDE, WIDE)) / 7 for i, k in enumerate(("up", "down"))}
+
+    params = [one(n) for n in range(LAYERS)]
+    return {"params": jax.tree.map(lambda *a: jnp.stack(a), *params) if form == "scan" else params, "count": 0}
+
+
+SAVED = {
+    "one device": {"mesh": "1"},
+    "two axes": {"mesh": "2x2"},
+    "amp": {"mesh": "2", "amp": "bf16"},
+    "parts": {"mesh": "2", "micro_batches": 2},
+    "remat": {"mesh": "2", "remat": 0.5},
+    "stages": {"mesh": "1", "stages": 2, "micro_batches": 2},
+    "stages of two": {"mesh": "2", "stages": 2, "micro_batches": 4, "remat": 0.5},
+}
+
+
+@pytest.mark.parametrize(
+    ("form", "options"),
+    [
+        pytest.param(form, one, id=f"{name}-{form}")
+        for name, one in SAVED.items()
+        for form in (("scan", "stages") if "stages" in one else ("scan", "unrolled"))
+    ],
+)
+def test_activations_in_host_memory_change_no_answer(form, options, tmp_path, monkeypatch):
+    """All that may wait there does: in loops row by row, in stages between programs."""
+
+    def all_there(self, program, begun, remarks):
+        write(replace(self, host_share="" if "remat" in options else "1", offload=True), program, begun, remarks)
+
+    write = Rematerialize.write
+    monkeypatch.setattr(Rematerialize, "write", all_there)
+    fun = partial(layered_step, form)
+    x = jax.random.normal(jax.random.key(3), (64, WIDE))
+    given = {"remat": 1.0, **options}
+    made = rhino.parallelize(fun, cluster="cpu4", donate_argnums=0, offload=True, **given)
+    state, want = layered_init(form), layered_init(form)
+    facts = made.plan(state, x).facts
+    if facts.execution:
+        there = [one.rank for one in facts.execution.step.slots if one.layout.memory == HOST]
+        assert there or form == "scan" or "remat" in options
+    else:
+        assert facts.sharding.waiting or "remat" in options
+    for _ in range(2):
+        (state, loss), (want, value) = made(state, x), jax.jit(fun)(want, x)
+        assert float(loss) == pytest.approx(float(value), rel=1e-2 if "amp" in options else 1e-6)
+    for one, other in zip(jax.tree.leaves(state), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-2, atol=1e-2 if "amp" in options else 1e-6)
+    made.plan(state, x).save(tmp_path / "plan")
+    again = rhino.parallelize(fun, donate_argnums=0, plan=rhino.Plan.load(tmp_path / "plan"))
+    again(layered_init(form), x)
 
 
 def test_the_budget_decides_how_many_lie_in_host_memory():
