@@ -67,7 +67,7 @@ def greedy(ascent: Ascent) -> Ints:
     Each node takes the least by costs and prices, and where a neighbour has chosen, by what that costs.
     """
     problem, prices, edge_class = ascent.lifted.problem, ascent.prices, ascent.lifted.classes.edge.tolist()
-    charged = [ascent.charged(c) for c in range(len(ascent.costs))]
+    charged = [ascent.charged(c) for c in range(len(ascent.lifted.node))]
     total = [charged[c].copy() for c in ascent.lifted.classes.node.tolist()]
     # edges to neighbours that choose later: class, side here, neighbour
     onward: list[list[tuple[int, int, int]]] = [[] for _ in total]

@@ -16,7 +16,7 @@ from problems import random_budget
 from rhino.strategies.solver.answer import Answer, Infeasible, Unsolved
 from rhino.strategies.solver.dual.axis_sweeps import Sweep
 from rhino.strategies.solver.dual.colour_refinement import find_classes, lift
-from rhino.strategies.solver.dual.dual_ascent import Ascent
+from rhino.strategies.solver.dual.dual_ascent import Ascent, Passes
 from rhino.strategies.solver.elimination.by_node import TableStore
 from rhino.strategies.solver.search import Limits, Search
 from rhino.strategies.solver.solver import Solver
@@ -249,7 +249,7 @@ def counted(problem, budget, cutoff):
     """What a search with a cut-off says, and the solves and the passes of ascents that it takes."""
     search, passes = Search(problem, limits(8, exact_below_states=0, cutoff=cutoff)), []
     with pytest.MonkeyPatch.context() as patched:
-        one = Ascent._pass
-        patched.setattr(Ascent, "_pass", lambda self: (passes.append(None), one(self))[1])
+        one = Passes.run
+        patched.setattr(Passes, "run", lambda self, most: (passes.append(None), one(self, most))[1])
         outcome = search.run(budget)
     return outcome, (search.statistics.solves, len(passes))
