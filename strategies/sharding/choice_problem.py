@@ -188,7 +188,7 @@ class Builder(Tables):
             alone = one.setdefault((id(node.states), state), (node.states[state],))
             nodes.append(node._replace(states=alone))
         narrow = copy.copy(self)
-        narrow.nodes, narrow.tables, narrow.alike, narrow.memo = nodes, [], {}, {}
+        narrow.nodes, narrow.tables, narrow.alike, narrow.own, narrow.memo = nodes, [], {}, {}, {}
         return narrow
 
     def coordinates(self) -> tuple[Ints, ...]:

@@ -35,6 +35,10 @@ The gap of prices comes on top.
 """
 
 
+_FAR = 1 << 10
+"""How many times wider than allowed an elimination must be for dominated states to be left in."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """How far a search may go, in steps.
@@ -135,6 +139,8 @@ class Solver:
     """
     is_wide: bool = False
     """Whether elimination was found to be too wide."""
+    is_far_too_wide: bool = False
+    """Whether it would be even if dominated states were dropped: finding these then takes longer than it saves."""
     last: Ints | None = None
     """The choice of the last solve where it was, with which the next one starts."""
 
@@ -164,6 +170,14 @@ class Solver:
     def _eliminated(self, store: TableStore, node_costs: Ints, edge_costs: Ints) -> AnyElimination:
         """Returns an elimination with these tables after exact reductions."""
         elimination = elimination_of(self.problem, store, node_costs, edge_costs)
+        if self.order is None:
+            most = int(self.problem.num_states().max(initial=0))
+            limit = self.limits.table_entries
+            # a table over two neighbours and the node itself, before anything that takes time
+            self.is_far_too_wide = most**3 > limit and elimination.is_wider_than(_FAR * limit)
+        if self.is_far_too_wide:
+            elimination.remove_chains()
+            return elimination
         elimination.drop_dominated()
         if self.order is None:
             elimination.remove_chains()
@@ -248,8 +262,8 @@ class Solver:
     def _wide(self, elimination: AnyElimination, reduced: Reduced) -> Solved:
         """Returns the best choice found near a bound where elimination is too wide."""
         limits = self.limits
-        if self.order is not None:  # it was not too wide before, and so has not been taken as far as it goes
-            elimination = narrowed(elimination)
+        if self.order is not None and not self.is_far_too_wide:
+            elimination = narrowed(elimination)  # it has not been taken as far as it goes
         nodes, core = elimination.core_problem()
         base = elimination.constant + reduced.offset
         if not nodes:

@@ -50,9 +50,11 @@ def best_near(ascent: Ascent, store: TableStore, max_entries: int, enough: float
     best = greedy(ascent)
     for share in _ROOM:
         masks = states_within(ascent, excess, share * unit, least=True)
-        elimination = narrowed(elimination_of(problem, store, masks=masks))
+        elimination = elimination_of(problem, store, masks=masks)
+        elimination.settle()  # most nodes have one state or two: tables are small before any state is found dominated
+        elimination.remove_chains()
         try:
-            elimination.run(max_entries)
+            narrowed(elimination).run(max_entries)
         except TooWideError:
             break
         best = min(best, elimination.read_back(), key=problem.cost)

@@ -18,6 +18,10 @@ hand it, state by state, for no bound to fall.
 
 A pair that is not legal costs more than any choice here. That can only lower the bound.
 
+On large problems passes compute in single precision, in less than half the time: any prices prove a bound. For numbers
+to stay near those that matter, an edge then charges no state more than a few times the bound. What is proven is
+computed in double precision, after one pass in it that makes good what rounding has lost.
+
 Source: sequential tree-reweighted message passing (Kolmogorov 2006), in the form of Kolmogorov (2015).
 """
 
@@ -211,9 +215,7 @@ class Passes:
     def can_charge(self, e: int, side: int) -> Floats:
         """Returns the most that an edge can charge one of its ends without a state that pays it [states]."""
         table = self.tables[e][side]
-        most: Floats = np.minimum.reduce(
-            np.subtract(table, self.prices[e][1 - side][:, None], self._room_for(table))
-        )
+        most: Floats = np.minimum.reduce(np.subtract(table, self.prices[e][1 - side][:, None], self._room_for(table)))
         return most
 
     def charged(self, c: int) -> Floats:
@@ -241,7 +243,9 @@ class Ascent:
         is_large = sum([problem.tables[table].size for table in edge_tables]) >= _LARGE
         finite = [np.where(np.isfinite(table), table, self.barred) for table in problem.tables]
         costs = [finite[table] for table in node_tables]
-        flipped = {table: finite[table].T if is_large else np.ascontiguousarray(finite[table].T) for table in edge_tables}
+        flipped = {
+            table: finite[table].T if is_large else np.ascontiguousarray(finite[table].T) for table in edge_tables
+        }
         self.tables = [(flipped[table], finite[table]) for table in edge_tables]
         self._exact = Passes(lifted, costs, self.tables)
         self.prices = self._exact.prices
@@ -349,7 +353,7 @@ def _at(visit: _Visit, most: float | None) -> None:
     for paid, table, other, room, price in visit.pulls:
         np.minimum.reduce(np.subtract(table, other, room), out=paid)
         if most is not None:
-            np.minimum(paid, most, paid)
+            np.minimum(paid, most, out=paid)
         if price is not None:
             price[:] = paid
     if not visit.pushes:
@@ -363,7 +367,7 @@ def _at(visit: _Visit, most: float | None) -> None:
             total += count * paid
         total -= _least(total)
         if most is not None:
-            np.minimum(total, most, total)
+            np.minimum(total, most, out=total)
         total *= share
         pushed.append(total)
     for price, paid, nodes in visit.pushes:

@@ -134,13 +134,14 @@ class TableStore(Tables):
                 total = total + table
             return self.intern(np.minimum.reduce(total, axis=0))
         states = max(table.shape[0] for table in aligned)
-        best: Floats | None = None
+        shape = np.broadcast_shapes(*(table.shape[1:] for table in aligned))
+        best, room = np.full(shape, np.inf), np.empty(shape)
         for state in range(states):  # one state at a time: the sum never exists for all of them at once
             row: Floats = np.zeros((1,) * (count - 1))
-            for table in aligned:
-                row = row + table[state if table.shape[0] > 1 else 0]
-            best = row if best is None else np.minimum(best, row)
-        assert best is not None
+            *first, last = [table[state if table.shape[0] > 1 else 0] for table in aligned]
+            for part in first:
+                row = row + part
+            np.minimum(best, np.add(row, last, out=room), out=best)
         return self.intern(best)
 
 
@@ -233,7 +234,7 @@ class Elimination:
     def drop_dominated(self) -> int:
         """Drops dominated states until none is left; returns how many went. Only while all factors are pairs."""
         store, dropped = self.store, 0
-        self._settle(range(len(self.unary)))
+        self.settle()
         work = [node for node, alive in enumerate(self.alive) if alive]
         while work:
             changed: dict[int, None] = {}
@@ -246,6 +247,10 @@ class Elimination:
             self._settle(sorted(changed))
             work = [node for node in sorted(changed) if self.alive[node]]
         return dropped
+
+    def settle(self) -> None:
+        """Removes nodes that have one state left. Only while all factors are pairs."""
+        self._settle(range(len(self.unary)))
 
     def _settle(self, nodes: Iterable[int]) -> None:
         """Removes those of `nodes` that have one state left: their edges become costs of the other ends."""
@@ -347,6 +352,14 @@ class Elimination:
         """
         for node in self._order(max_entries):
             self.remove(node)
+
+    def is_wider_than(self, max_entries: int) -> bool:
+        """Says whether removing every node would make a table of more entries."""
+        try:
+            self._order(max_entries)
+        except TooWideError:
+            return True
+        return False
 
     def _order(self, max_entries: int) -> list[int]:
         """Returns the order in which `run` removes nodes, found without a table."""

@@ -255,18 +255,18 @@ class BatchElimination:
         for _ in range(_ROUNDS):
             if not work.any():
                 break
-            self._settle()
+            self.settle()
             kept = self._every()
             nodes, found = self._undominated(work)
             kept[nodes] = found
             left, near = self._keep(kept)
             work = near & self.alive
             dropped += left
-        self._settle()
+        self.settle()
         if work.any():
             left, _ = self._keep(self._undominated_by_node())
             dropped += left
-            self._settle()
+            self.settle()
         return dropped
 
     def _every(self) -> Ints:
@@ -312,8 +312,8 @@ class BatchElimination:
     def _kept(self, unary: int, *tables: int) -> int:
         return self._number(self.store.undominated(unary, tables))
 
-    def _settle(self) -> None:
-        """Makes edges to nodes of one state costs of the other ends."""
+    def settle(self) -> None:
+        """Makes edges to nodes of one state costs of the other ends. Only while all factors are pairs."""
         single = self._sizes() == 1
         scopes, table = self.factors[2]
         first, second = single[scopes].T
@@ -377,6 +377,21 @@ class BatchElimination:
         for groups in self._graph().chains():
             self._remove(groups)
 
+    def is_wider_than(self, max_entries: int) -> bool:
+        """Says whether removing every node would make a table of more entries."""
+        try:
+            self._rounds(max_entries)
+        except TooWideError:
+            return True
+        return False
+
+    def _rounds(self, max_entries: int) -> list[list[Group]]:
+        """Returns what `run` removes at once, found without a table."""
+        graph = self._graph()
+        rounds = [*graph.chains(), *graph.smallest_first(max_entries)]
+        self.widest = max(self.widest, graph.widest)
+        return rounds
+
     def run(self, max_entries: int) -> None:
         """Removes every node, those that make the smallest tables first.
 
@@ -384,10 +399,7 @@ class BatchElimination:
             TooWideError: where a table would have more than `max_entries` entries, or too many sides; then nothing has
                 been removed.
         """
-        graph = self._graph()
-        rounds = [*graph.chains(), *graph.smallest_first(max_entries)]
-        self.widest = max(self.widest, graph.widest)
-        for groups in rounds:
+        for groups in self._rounds(max_entries):
             self._remove(groups)
 
     def _remove(self, groups: Sequence[Group]) -> None:
