@@ -174,7 +174,9 @@ class Solver:
             most = int(self.problem.num_states().max(initial=0))
             limit = self.limits.table_entries
             # a table over two neighbours and the node itself, before anything that takes time
-            self.is_far_too_wide = most**3 > limit and elimination.is_wider_than(_FAR * limit)
+            self.is_far_too_wide = (
+                bool(self.problem.coordinates) and most**3 > limit and elimination.is_wider_than(_FAR * limit)
+            )
         if self.is_far_too_wide:
             elimination.remove_chains()
             return elimination
