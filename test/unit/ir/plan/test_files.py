@@ -277,7 +277,7 @@ def test_forged_plans_are_run_or_refused_with_a_reason(folder: Path):
             except RhinoError as error:
                 refused.append(error.id)
     assert len(refused) > 200
-    assert all(id.startswith(("RHI-PLAN-00", "RHI-STEP-00", "RHI-RUN-002")) for id in refused)
+    assert all(id.startswith(("RHI-PLAN-00", "RHI-STEP-00", "RHI-RUN-002", "RHI-CLUSTER-002")) for id in refused)
 
 
 def altered(folder: Path, drawn: random.Random) -> Iterator[str]:
