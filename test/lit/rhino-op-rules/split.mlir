@@ -5,13 +5,13 @@
 // one it runs whole.
 
 // RULE: stablehlo.custom_call @product({{.*}} sdy.sharding_rule =
-// LOCAL: stablehlo.custom_call @product(%{{.*}}) : (tensor<4096x64xf32>, tensor<64x256xf32>) -> tensor<4096x256xf32>
+// LOCAL: stablehlo.custom_call @product(%{{.*}}) : (tensor<4096x512xf32>, tensor<512x256xf32>) -> tensor<4096x256xf32>
 // LOCAL-NEXT: stablehlo.reduce_scatter
 // WHOLE: stablehlo.custom_call @product(%{{.*}}) {sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{}, {}]>]>}
 sdy.mesh @mesh = <["x"=8]>
-func.func @main(%a: tensor<4096x512xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {"x"}]>},
-                %b: tensor<512x256xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}) -> tensor<4096x256xf32> {
-  %p = stablehlo.custom_call @product(%a, %b) : (tensor<4096x512xf32>, tensor<512x256xf32>) -> tensor<4096x256xf32>
+func.func @main(%a: tensor<4096x4096xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {"x"}]>},
+                %b: tensor<4096x256xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}) -> tensor<4096x256xf32> {
+  %p = stablehlo.custom_call @product(%a, %b) : (tensor<4096x4096xf32>, tensor<4096x256xf32>) -> tensor<4096x256xf32>
   %y = stablehlo.tanh %p : tensor<4096x256xf32>
   return %y : tensor<4096x256xf32>
 }
