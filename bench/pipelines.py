@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import jax
@@ -50,7 +50,7 @@ class Setting:
     remat: str = ""
     ranks: int = 0
     counts: str = ""
-    more: Mapping[str, str] = field(default_factory=dict)
+    more: tuple[tuple[str, str], ...] = ()
 
     @property
     def chunks(self) -> int:
@@ -71,7 +71,7 @@ def plan(text: bytes, name: str, setting: Setting) -> StagedPlan:
         **({"remat": setting.remat} if setting.remat else {}),
         **({"ranks": str(setting.ranks), "schedule": setting.schedule} if setting.ranks else {}),
         "split-backward": str(SCHEDULES[setting.schedule].splits_backward).lower(),
-        **setting.more,
+        **dict(setting.more),
     }
     items = build_named(PARALLEL, options)
     assert items is not None

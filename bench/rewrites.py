@@ -227,7 +227,7 @@ def _try_staged(step: Step, way: str, random: np.random.Generator) -> tuple[bool
     expected = _expected(step, {"staged-amp": [_AMP], "staged-parts": [of_parts]}.get(way, []))
     said = f"{setting.stages} stages of {setting.mesh}, {setting.micro_batches} x {setting.schedule}"
     said += f", remat {setting.remat}" if setting.remat else ""
-    said += f", {setting.more['pin']}" if "pin" in setting.more else ""
+    said += f", {dict(setting.more)['pin']}" if "pin" in dict(setting.more) else ""
     try:
         made = plan(step.text, step.name, setting)
     except RhinoError as error:
@@ -277,7 +277,7 @@ def _draw_setting(random: np.random.Generator, signature: Signature, more: dict[
         "cpu8",
         remat=remat,
         ranks=ranks,
-        more={**more, **({"pin": pins} if pins else {})},
+        more=tuple({**more, **({"pin": pins} if pins else {})}.items()),
     )
 
 
