@@ -16,6 +16,7 @@ from __future__ import annotations
 import difflib
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -125,7 +126,17 @@ def _joined(names: str) -> Cluster:
             raise RhinoError("RHI-CLUSTER-001", what, fix=fix)
     machine = math.gcd(*[one.levels[-1].size for one in groups])
     network = replace(load_cluster(_NETWORK_OF).levels[0], devices_per_port=machine, size=len(groups))
-    return joined(names, " and ".join(one.about for one in groups), groups, network)
+    return joined(names, " and ".join(one.about for one in groups), _told_apart(groups), network)
+
+
+def _told_apart(groups: Sequence[Cluster]) -> list[Cluster]:
+    """Returns the groups by names that differ, as a cluster file wants them: `v100x8`, `v100x8 (2)`."""
+    found: dict[str, Cluster] = {}
+    for one in groups:
+        names = (one.name, *(f"{one.name} ({number})" for number in range(2, len(groups) + 1)))
+        name = next(name for name in names if name not in found)
+        found[name] = replace(one, name=name)
+    return list(found.values())
 
 
 _NETWORK_OF: Final = "v100x8x2"

@@ -48,6 +48,14 @@ def test_equal_groups_are_no_groups():
     assert default_mesh(pair).shape == (2, 8)
 
 
+@pytest.mark.parametrize("names", ["v100x8+v100x8+p100x8", "v100x8+p100x8+v100x8"])
+def test_groups_of_one_preset_are_told_apart(names):
+    """So that the file of such a cluster, which a plan holds, can be read."""
+    cluster = load_cluster(names)
+    assert len({one.name for one in cluster.groups}) == len(cluster.groups)
+    assert parse_cluster(cluster_to_text(cluster)) == cluster
+
+
 def test_a_rank_has_the_figures_of_the_group_that_it_lies_in():
     cluster = load_cluster("v100x8+p100x8")
     large, small = cluster.groups
