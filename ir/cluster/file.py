@@ -39,7 +39,7 @@ _DEVICE_FIGURES: Final = (
     "memory_efficiency",
 )
 _MEASURED_FIGURES: Final = ("launch_s", "array_s", "op_s", "vector_per_s", "costly_per_s")
-_BYTES_FIGURES: Final = ("near_memory_bytes", "workspace_bytes")
+_BYTES_FIGURES: Final = ("near_memory_bytes", "workspace_bytes", "host_bytes")
 _HOST_RATE: Final = "host_bytes_per_s"
 _ORIGIN: Final = ("date", "machine", "platform", "device_kind", "jaxlib")
 MOST_DEVICES: Final = 1 << 20
@@ -261,6 +261,7 @@ def _device(table: Table, operators: tuple[Operator, ...]) -> Device:
         operators=operators,
         near_memory_bytes=_count(table, "near_memory_bytes"),
         workspace_bytes=_count(table, "workspace_bytes"),
+        host_bytes=_count(table, "host_bytes"),
         **{key: table.number(key) for key in rated},
     )
 

@@ -11,8 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
+from typing import TypeVar
 
 from rhino.ir.cluster.hardware import Cluster, Device, Level, Line, Pairs
+
+F = TypeVar("F", bound=float)
 
 
 def joined(name: str, about: str, groups: Sequence[Cluster], between: Level) -> Cluster:
@@ -98,6 +101,7 @@ def common_device(devices: Sequence[Device]) -> Device:
         near_memory_bytes=min((one.near_memory_bytes or 0 for one in devices), default=0) or None,
         workspace_bytes=max((one.workspace_bytes or 0 for one in devices), default=0) or None,
         host_bytes_per_s=_least([one.host_bytes_per_s for one in devices]),
+        host_bytes=_least([one.host_bytes for one in devices]),
         launch_s=_most([one.launch_s for one in devices]),
         array_s=_most([one.array_s for one in devices]),
         op_s=_most([one.op_s for one in devices]),
@@ -115,7 +119,7 @@ def _sources(figures: Iterable[str]) -> Pairs:
 _Figures = Sequence[float | None]
 
 
-def _least(figures: _Figures) -> float | None:
+def _least(figures: Sequence[F | None]) -> F | None:
     """Returns the least of figures, where all are known."""
     known = [one for one in figures if one is not None]
     return min(known) if len(known) == len(figures) else None

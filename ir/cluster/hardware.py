@@ -121,7 +121,8 @@ class Device:
     `near_memory_bytes` is what a compiler has of a memory nearer to the units, for values of one program, and
     `workspace_bytes` what a library's product takes beside its operands and result; None where there is nothing such.
     `host_bytes_per_s` is what large copies between a device's memory and its host's reach, in one direction, with all
-    devices of the host busy; None where nobody knows: then nothing is kept in host memory.
+    devices of the host busy; None where nobody knows: then nothing is kept in host memory. `host_bytes` is what a
+    device's share of that memory holds for a program; None where nobody knows: then it is taken to hold anything.
 
     Measured, where known: `launch_s` is the fixed time of launching a program and `array_s` what each array that it
     takes or gives adds; `op_s` is the fixed time of an op which is a kernel of its own; `vector_per_s` is how many
@@ -141,6 +142,7 @@ class Device:
     near_memory_bytes: int | None = None
     workspace_bytes: int | None = None
     host_bytes_per_s: float | None = None
+    host_bytes: int | None = None
     launch_s: float | None = None
     array_s: float | None = None
     op_s: float | None = None

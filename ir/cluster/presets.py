@@ -25,7 +25,19 @@ _PCIE3_SHARED: Final = _host_link(6.3e9, f"PCIe gen3 x16, 15.75 GB/s per directi
 _PCIE3: Final = _host_link(12.6e9, "PCIe gen3 x16, 15.75 GB/s per direction, of which copies reach 80 %")
 _PCIE4_SHARED: Final = _host_link(12.6e9, f"PCIe gen4 x16, 31.5 GB/s per direction (DGX A100), {_SHARED}")
 _PCIE5: Final = _host_link(50e9, "PCIe gen5 x16, 63 GB/s per direction, of which copies reach 80 %")
-_TPU_HOST: Final = _host_link(12.6e9, "as PCIe gen3 x16 for each chip; Google states no figure")
+_TPU_LINK: Final = _host_link(12.6e9, "as PCIe gen3 x16 for each chip; Google states no figure")
+
+
+def _host_memory(share_bytes: float, words: str) -> str:
+    """Returns what may lie in host memory: half of a device's share, the rest is the input's and the system's."""
+    return f'\nhost_bytes = {{ value = {int(share_bytes / 2)}, source = "half of a device\'s share: {words}" }}\n'
+
+
+_DGX1_HOST: Final = _host_memory(512e9 / 8, "NVIDIA DGX-1 data sheet (2018), 512 GB for 8 GPUs")
+_AS_DGX1_HOST: Final = _host_memory(512e9 / 8, "an estimate, as DGX-1, 512 GB for 8 GPUs")
+_DGX_A100_HOST: Final = _host_memory(2e12 / 8, "NVIDIA DGX A100 640GB data sheet (2021), 2 TB for 8 GPUs")
+_DGX_H100_HOST: Final = _host_memory(2e12 / 8, "NVIDIA DGX H100 data sheet (2023), 2 TB for 8 GPUs")
+_AS_DGX_H100_HOST: Final = _host_memory(2e12 / 8, "an estimate, as DGX H100, 2 TB for 8 GPUs")
 
 _V100_MEMORY = f"""
 hbm_bytes = {{ value = 34359738368, source = "NVIDIA V100 data sheet (2020): 32 GB HBM2, that is 32 GiB; \
@@ -42,7 +54,7 @@ _V100_SXM2: Final = f"""
 kind = "V100-SXM2-32GB"
 platform = "gpu"
 hbm_bytes_per_s = {{ value = 9.0e11, source = "NVIDIA V100 data sheet (2020), SXM2: 900 GB/s" }}
-{_PCIE3_SHARED}{_V100_MEMORY}
+{_PCIE3_SHARED}{_DGX1_HOST}{_V100_MEMORY}
 [device.flops_per_s]
 f64 = {{ value = 7.8e12, source = "NVIDIA V100 data sheet (2020), SXM2: 7.8 TFLOPS" }}
 f32 = {{ value = 15.6e12, source = "Rhino paper, section 7.2: ideal peak 15.6 TFLOPs (the data sheet says 15.7)" }}
@@ -54,7 +66,7 @@ _V100S_PCIE: Final = f"""
 kind = "V100S-PCIE-32GB"
 platform = "gpu"
 hbm_bytes_per_s = {{ value = 1.134e12, source = "NVIDIA V100 data sheet (2020), V100S PCIe: 1134 GB/s" }}
-{_PCIE3}{_V100_MEMORY}
+{_PCIE3}{_AS_DGX1_HOST}{_V100_MEMORY}
 [device.flops_per_s]
 f64 = {{ value = 8.2e12, source = "NVIDIA V100 data sheet (2020), V100S PCIe: 8.2 TFLOPS" }}
 f32 = {{ value = 16.4e12, source = "NVIDIA V100 data sheet (2020), V100S PCIe: 16.4 TFLOPS" }}
@@ -70,7 +82,7 @@ platform = "gpu"
 hbm_bytes = {{ value = 17179869184, source = "{_P100_SHEET}: 16 GB HBM2, that is 16 GiB" }}
 usable_hbm_fraction = {{ value = 0.75, source = "{_XLA_GPU_MEMORY}" }}
 hbm_bytes_per_s = {{ value = 7.32e11, source = "{_P100_SHEET}: 732 GB/s" }}
-{_PCIE3_SHARED}
+{_PCIE3_SHARED}{_AS_DGX1_HOST}
 matmul_efficiency = {{ value = 0.75, source = "estimate: as on V100" }}
 memory_efficiency = {{ value = 0.75, source = "estimate, after Jia et al., Dissecting Volta (2018): \
 about 550 of 732 GB/s" }}
@@ -90,7 +102,7 @@ platform = "gpu"
 hbm_bytes = {{ value = 17179869184, source = "{_T4_SHEET}: 16 GB GDDR6" }}
 usable_hbm_fraction = {{ value = 0.75, source = "{_XLA_GPU_MEMORY}" }}
 hbm_bytes_per_s = {{ value = 3.2e11, source = "{_T4_SHEET}: 320 GB/s" }}
-{_PCIE3_SHARED}
+{_PCIE3_SHARED}{_AS_DGX1_HOST}
 matmul_efficiency = {{ value = 0.6, source = "estimate: its clock falls under the power limit of 70 W" }}
 memory_efficiency = {{ value = 0.75, source = "estimate, after Jia et al., Dissecting Turing (2019): about 240 of \
 320 GB/s" }}
@@ -108,7 +120,7 @@ platform = "gpu"
 hbm_bytes = {{ value = 85899345920, source = "NVIDIA A100 data sheet (2021): 80 GB HBM2e, that is 80 GiB" }}
 usable_hbm_fraction = {{ value = 0.75, source = "{_XLA_GPU_MEMORY}" }}
 hbm_bytes_per_s = {{ value = 2.039e12, source = "NVIDIA A100 data sheet (2021), SXM 80GB: 2039 GB/s" }}
-{_PCIE4_SHARED}
+{_PCIE4_SHARED}{_DGX_A100_HOST}
 matmul_efficiency = {{ value = 0.8, source = "estimate: large cuBLAS products reach 250 of 312 bf16 TFLOPS" }}
 memory_efficiency = {{ value = 0.85, source = "estimate: stream-like kernels" }}
 workspace_bytes = {{ value = 4194304, source = "{_WORKSPACE}: 4 MiB" }}
@@ -145,7 +157,7 @@ hbm_bytes = {{ value = 85899345920, source = "NVIDIA H100 data sheet (2023): 80 
 (nvidia-smi shows 81559 MiB)" }}
 usable_hbm_fraction = {{ value = 0.75, source = "{_XLA_GPU_MEMORY}" }}
 hbm_bytes_per_s = {{ value = 3.35e12, source = "{_H100_SHEET}: 3.35 TB/s" }}
-{_PCIE5}
+{_PCIE5}{_DGX_H100_HOST}
 {_HOPPER_RATES}"""
 
 _H200: Final = f"""
@@ -155,7 +167,7 @@ platform = "gpu"
 hbm_bytes = {{ value = 151397597184, source = "NVIDIA H200 data sheet (2024): 141 GB; bytes by the driver" }}
 usable_hbm_fraction = {{ value = 0.75, source = "{_XLA_GPU_MEMORY}" }}
 hbm_bytes_per_s = {{ value = 4.8e12, source = "NVIDIA H200 data sheet (2024), SXM: 4.8 TB/s" }}
-{_PCIE5}
+{_PCIE5}{_AS_DGX_H100_HOST}
 {_HOPPER_RATES}"""
 
 _B200_SHEET = "NVIDIA HGX B200 data sheet (2025), per GPU"
@@ -167,7 +179,7 @@ platform = "gpu"
 hbm_bytes = {{ value = 191514411008, source = "bytes as the driver reports of a B200" }}
 usable_hbm_fraction = {{ value = 0.75, source = "{_XLA_GPU_MEMORY}" }}
 hbm_bytes_per_s = {{ value = 7.67e12, source = "what the driver reports: 3996 MHz memory clock, 7672 GB/s" }}
-{_PCIE5}
+{_PCIE5}{_AS_DGX_H100_HOST}
 matmul_efficiency = {{ value = 0.65, source = "estimate: as on H100" }}
 memory_efficiency = {{ value = 0.9, source = "estimate: as on H100" }}
 workspace_bytes = {{ value = 33554432, source = "{_WORKSPACE}: 32 MiB" }}
@@ -191,7 +203,8 @@ usable_hbm_fraction = { value = 0.96, source = "estimate: XLA's error messages s
 30.75 of 32 G on v4" }
 hbm_bytes_per_s = { value = 8.19e11, source = "Google Cloud docs, TPU v5e: 819 GBps" }
 """
-    + _TPU_HOST
+    + _TPU_LINK
+    + _host_memory(192e9 / 4, "Google Cloud docs, ct5lp-hightpu-4t: 192 GB for 4 chips")
     + """
 matmul_efficiency = { value = 0.85, source = "estimate" }
 memory_efficiency = { value = 0.9, source = "estimate" }
@@ -213,7 +226,8 @@ usable_hbm_fraction = { value = 0.96, source = "estimate: XLA's error messages s
 30.75 of 32 G on v4" }
 hbm_bytes_per_s = { value = 2.765e12, source = "Google Cloud docs, TPU v5p: 2765 GBps" }
 """
-    + _TPU_HOST
+    + _TPU_LINK
+    + _host_memory(448e9 / 4, "Google Cloud docs, ct5p-hightpu-4t: 448 GB for 4 chips")
     + """
 matmul_efficiency = { value = 0.85, source = "estimate" }
 memory_efficiency = { value = 0.9, source = "estimate" }
@@ -235,7 +249,8 @@ usable_hbm_fraction = { value = 0.96, source = "estimate: XLA's error messages s
 30.75 of 32 G on v4" }
 hbm_bytes_per_s = { value = 1.638e12, source = "Google Cloud docs, TPU v6e: 1638 GBps" }
 """
-    + _TPU_HOST
+    + _TPU_LINK
+    + _host_memory(720e9 / 4, "Google Cloud docs, ct6e-standard-4t: 720 GB for 4 chips")
     + """
 matmul_efficiency = { value = 0.85, source = "estimate" }
 memory_efficiency = { value = 0.9, source = "estimate" }
@@ -340,6 +355,7 @@ hbm_bytes_per_s = {{ value = {7.2e9 / size}, source = "{measured}: a*2+1 on 256 
 matmul_efficiency = {{ value = 1.0, source = "the FLOP/s figures are measured, not peaks" }}
 memory_efficiency = {{ value = 1.0, source = "the bandwidth figure is measured, not a peak" }}
 host_bytes_per_s = {{ value = {3.6e9 / size}, source = "a copy reads and writes the same memory: half of its rate" }}
+host_bytes = {{ value = 2147483648, source = "a budget chosen for tests, as that of devices" }}
 [device.flops_per_s]
 f64 = {{ value = {104e9 / size}, source = "{measured}: products of 768 x 768, 104 GFLOP/s over all devices" }}
 f32 = {{ value = {200e9 / size}, source = "{measured}: products of 768 x 768, 200 GFLOP/s over all devices" }}

@@ -319,7 +319,8 @@ def devices(draw):
         key: draw(RATES)
         for key in draw(st.sets(st.sampled_from(("launch_s", "array_s", "op_s", "vector_per_s", "costly_per_s"))))
     }
-    measured |= {key: draw(COUNTS) for key in draw(st.sets(st.sampled_from(("near_memory_bytes", "workspace_bytes"))))}
+    sizes = ("near_memory_bytes", "workspace_bytes", "host_bytes")
+    measured |= {key: draw(COUNTS) for key in draw(st.sets(st.sampled_from(sizes)))}
     sources = {key: draw(TEXTS) for key in (*figures, *measured, *(f"flops_per_s.{key}" for key, _ in flops))}
     measured["operators"] = draw(
         st.sampled_from([(), (Operator("stablehlo.dot", "f8E4M3FN", ((1.0, 2e-9), (2.5, 2e-9)), "s"),)])
@@ -328,6 +329,7 @@ def devices(draw):
         *figures,
         "near_memory_bytes",
         "workspace_bytes",
+        "host_bytes",
         "launch_s",
         "array_s",
         "op_s",

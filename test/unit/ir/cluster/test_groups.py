@@ -24,6 +24,7 @@ def test_a_cluster_of_groups_is_as_slow_as_its_slowest(names):
     assert parse_cluster(cluster_to_text(equal)).device.usable_hbm_bytes == cluster.device.usable_hbm_bytes
     for group in cluster.groups:
         assert cluster.device.usable_hbm_bytes <= group.device.usable_hbm_bytes
+        assert cluster.device.host_bytes <= group.device.host_bytes
         assert cluster.device.memory_bytes_per_s <= group.device.memory_bytes_per_s * (1 + 1e-12)
         for dtype in ("f32", "bf16", "f16", "tf32"):
             rate = group.device.matmul_flops_per_s(dtype)
