@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from rhino.ir.cluster.mesh import Mesh
 from rhino.ir.graph.elements import element_bytes
-from rhino.ir.graph.graph import HOST
+from rhino.ir.graph.graph import DEVICE, HOST, MemoryKind
 from rhino.ir.plan.instructions import Free, Global, Layout, Run, Step, rank_of, writes
 
 
@@ -31,9 +31,9 @@ class RankMemory:
     peak_micro_batches: int
 
 
-def local_bytes(layout: Layout, mesh: Mesh) -> int:
-    """Returns the bytes of a device's memory that its part of an array takes: none where that lies in host memory."""
-    if layout.memory == HOST:
+def local_bytes(layout: Layout, mesh: Mesh, memory: MemoryKind = DEVICE) -> int:
+    """Returns the bytes of a memory that a device's part of an array takes: none where it lies in the other."""
+    if layout.memory != memory:
         return 0
     sizes = dict(mesh.axes)
     parts = [
@@ -59,6 +59,14 @@ def memory_of(step: Step, temp_bytes: Sequence[int] = ()) -> tuple[RankMemory, .
     return tuple(peaks)
 
 
+def host_peaks(step: Step) -> tuple[int, ...]:
+    """Returns the most bytes of host memory that a device of each rank takes at a time."""
+    peaks = [0] * step.num_ranks
+    for _, rank, used_bytes in memory_over_time(step, (), HOST):
+        peaks[rank] = max(peaks[rank], used_bytes)
+    return tuple(peaks)
+
+
 def live_slots(step: Step, at: int, rank: int) -> tuple[int, ...]:
     """Returns the slots of a rank that hold an array after instruction `at`."""
     live = dict.fromkeys(slot for slot, _ in step.constants)
@@ -80,9 +88,11 @@ def given_up(step: Step, one: Global) -> tuple[int, ...]:
             return ()
 
 
-def memory_over_time(step: Step, temp_bytes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Yields each instruction that writes, with its rank and the bytes that a device of it holds meanwhile."""
-    sizes = [local_bytes(slot.layout, step.mesh) for slot in step.slots]
+def memory_over_time(
+    step: Step, temp_bytes: Sequence[int], memory: MemoryKind = DEVICE
+) -> Iterator[tuple[int, int, int]]:
+    """Yields each instruction that writes, with its rank and the bytes of a memory that a device holds meanwhile."""
+    sizes = [local_bytes(slot.layout, step.mesh, memory) for slot in step.slots]
     used = [0] * step.num_ranks
     for slot, _ in step.constants:
         used[step.slots[slot].rank] += sizes[slot]

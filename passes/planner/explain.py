@@ -31,6 +31,7 @@ from rhino.passes.planner.plan_rows import (
     alike,
     fullest_rank,
     host_seconds,
+    in_host_memory,
     new_results,
     program_runs,
     rank_devices,
@@ -112,8 +113,14 @@ def _stored_lines(plan: Plan) -> list[str]:
 
 
 def _host_lines(plan: Plan) -> list[str]:
-    """Returns a line for the arguments that lie in host memory, and one for the saved values, where there are some."""
-    return [*_arguments_on_host(plan), *_values_on_host(plan)]
+    """Returns a line for the arguments that lie in host memory, one for the saved values, and one for all together."""
+    sizes = in_host_memory(plan)
+    rank = max(range(plan.num_ranks), key=sizes.__getitem__)
+    most = rank_devices(plan)[rank].host_bytes
+    of = f" of {format_bytes(most)}" if most is not None else ""
+    on = f" on rank {rank}" if plan.num_ranks > 1 else ""
+    total = [f"  host memory {format_bytes(sizes[rank])}{of} per device{on}"] if sizes[rank] else []
+    return [*_arguments_on_host(plan), *_values_on_host(plan), *total]
 
 
 def _values_on_host(plan: Plan) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rhino.ir.cluster.cluster import parse_cluster
 from rhino.ir.cluster.groups import rank_budgets, rank_cluster
@@ -12,8 +12,8 @@ from rhino.ir.graph.collective_stats import EMPTY, CollectiveStats, Count
 from rhino.ir.graph.graph import HOST
 from rhino.ir.mlir.bindings import ir, make_context
 from rhino.ir.plan.instructions import Run, Transfer, rank_of
-from rhino.ir.plan.plan import Alternative, Cost, Execution, Plan, Tensor, common_name, device_bytes, folded
-from rhino.ir.plan.step_memory import local_bytes
+from rhino.ir.plan.plan import Alternative, Cost, Execution, Plan, Tensor, common_name, device_bytes, folded, host_bytes
+from rhino.ir.plan.step_memory import host_peaks, local_bytes
 from rhino.ir.program.collectives import module_stats
 from rhino.ir.units import format_seconds
 from rhino.strategies.cost.cost_model import CostModel
@@ -77,18 +77,43 @@ def simulation_of(execution: Execution) -> Simulation:
 
 @dataclass(frozen=True, slots=True)
 class RankDevices:
-    """What the devices of a rank are: what each may hold, and of unlike devices the group that they are of."""
+    """What the devices of a rank are: what each may hold, and of unlike devices the group that they are of.
+
+    `host_bytes` is what may lie in host memory for each, None where nobody knows.
+    """
 
     budget_bytes: int
     group: str
+    host_bytes: int | None
 
 
 def rank_devices(plan: Plan) -> tuple[RankDevices, ...]:
     """Returns what the devices of each rank of a plan are [ranks]."""
     cluster, size = parse_cluster("\n".join(plan.cluster)), plan.mesh.num_devices
     budgets = rank_budgets(cluster, size, plan.num_ranks, plan.predicted.budget_bytes)
-    groups = [rank_cluster(cluster, size, rank).name if cluster.groups else "" for rank in range(plan.num_ranks)]
-    return tuple([RankDevices(int(most), group) for most, group in zip(budgets, groups, strict=True)])
+    own = [rank_cluster(cluster, size, rank) for rank in range(plan.num_ranks)]
+    return tuple(
+        [
+            RankDevices(int(most), one.name if cluster.groups else "", one.device.host_bytes)
+            for most, one in zip(budgets, own, strict=True)
+        ]
+    )
+
+
+def in_host_memory(plan: Plan) -> tuple[int, ...]:
+    """Returns the bytes that lie in host memory for a device of each rank, at most at a time [ranks].
+
+    An argument there that the caller keeps is there twice, with its next value.
+    """
+    mesh, ranks = dict(plan.mesh.axes), range(plan.num_ranks)
+    if plan.execution is None:
+        waiting = plan.sharding.waiting if plan.sharding else None
+        return (host_bytes(plan.arguments, mesh) + (waiting.num_bytes if waiting else 0),)
+    kept = [[one for one in plan.arguments if one.is_kept and one.rank == rank] for rank in ranks]
+    peaks = host_peaks(plan.execution.step)
+    return tuple(
+        [peaks[rank] + host_bytes([replace(one, is_kept=False) for one in kept[rank]], mesh) for rank in ranks]
+    )
 
 
 def fullest_rank(plan: Plan) -> int:

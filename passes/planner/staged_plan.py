@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from rhino.ir.cluster.cluster import Cluster, load_cluster, mesh_axes
 from rhino.ir.cluster.groups import rank_groups
 from rhino.ir.cluster.mesh import Mesh
-from rhino.ir.diagnostics import Place
+from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.mlir.bindings import func, ir, passmanager
 from rhino.ir.mlir.boundary import Attributes, boundary_attributes
 from rhino.ir.mlir.donation import ALIAS, KEPT
@@ -28,6 +28,7 @@ from rhino.ir.program.named_tensors import result_name
 from rhino.ir.program.program import read_program
 from rhino.ir.program.staged_module import NAME, STEP, read_staged
 from rhino.ir.program.stored_shapes import VIEW, interleaved_of, logical_shape, padded_shape
+from rhino.ir.units import format_bytes
 from rhino.passes.base import Item, Remarks
 from rhino.passes.pipeline.program_modules import compiled_form, program_modules
 from rhino.passes.pipeline.split_stages import SplitStages
@@ -39,9 +40,9 @@ from rhino.passes.planner.module_facts import (
     keep_unsplit,
     normalize,
 )
-from rhino.passes.planner.plan_rows import rank_devices
+from rhino.passes.planner.plan_rows import in_host_memory, rank_devices
 from rhino.passes.registry import PARALLEL, build_named
-from rhino.passes.sharding.choose_shardings import ChooseShardings
+from rhino.passes.sharding.choose_shardings import MORE_HOST, ChooseShardings
 from rhino.passes.sharding.planning_pass import group_target, rank_target
 from rhino.passes.textual_pipelines import build_pass_manager
 from rhino.strategies.choice.sharding_plan import make_plan
@@ -193,12 +194,17 @@ def _models(step: StagedStep, cluster: Cluster, rank_of: Sequence[int]) -> list[
 
 
 def prove_fit(plan: Plan) -> None:
-    """Raises RHI-STEP-008 where a device has less memory than the instructions of a plan need."""
+    """Raises RHI-STEP-008 where a device has less memory than the instructions need, RHI-SOLVE-001 where its host."""
     execution = plan.execution
     assert execution is not None, "a plan in stages has instructions"
     names = tuple(one.path for one in plan.arguments)
     limits = Limits(tuple([one.budget_bytes for one in rank_devices(plan)]), execution.temp_bytes, names)
     verify(execution.step, len(plan.arguments), len(plan.results), limits)
+    for rank, (size, own) in enumerate(zip(in_host_memory(plan), rank_devices(plan), strict=True)):
+        if own.host_bytes is not None and size > own.host_bytes:
+            sizes = f"{format_bytes(size)} per device in host memory, which holds {format_bytes(own.host_bytes)}"
+            what = f"rank {rank} has {sizes}"
+            raise RhinoError("RHI-SOLVE-001", what, Place(plan.source.function), fix=MORE_HOST)
 
 
 def _chosen_alone(options: Mapping[str, str]) -> tuple[Item, ...]:

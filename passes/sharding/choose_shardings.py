@@ -26,9 +26,11 @@ from rhino.ir.cluster.mesh import Mesh
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.graph.collective_stats import EMPTY, CollectiveStats, one_collective
 from rhino.ir.graph.graph import BARRIER, DEVICE, WHILE, YIELD, Loop
+from rhino.ir.graph.host_values import held_on_host, values_on_host
 from rhino.ir.graph.spec import Spec, num_parts, spec_text
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.boundary import Side, boundary_attributes, set_boundary_attributes
+from rhino.ir.mlir.donation import KEPT
 from rhino.ir.mlir.fixed_region import MANUAL
 from rhino.ir.mlir.locations import place_of
 from rhino.ir.mlir.memory_kinds import write_memory_kinds
@@ -57,7 +59,7 @@ from rhino.strategies.choice.sharding_plan import ShardingPlan, implied, make_pl
 from rhino.strategies.cost.buckets import packing_of
 from rhino.strategies.cost.candidates import strategy_name
 from rhino.strategies.cost.nodes import Node
-from rhino.strategies.memory.host_memory import waiting_arguments
+from rhino.strategies.memory.host_memory import on_host, waiting_arguments
 from rhino.strategies.memory.peak import peak_of
 from rhino.strategies.pipeline.in_flight import several_in_flight
 from rhino.strategies.remat.remat_graph import saved_bytes
@@ -74,6 +76,9 @@ LEVELS = {2: Limits(prices=12, gap=1e-3), 3: Limits(prices=60, gap=1e-4, exact_b
 
 MeshOutcome = tuple[Target, Answer | Unsolved | RhinoError]
 """A mesh, and what it came to."""
+
+MORE_HOST = to_fit(more="a larger device.host_bytes in the cluster's file")
+"""What to do where host memory is too small."""
 
 _UNANNOTATED = frozenset({"sdy.sharding_constraint", WHILE, MANUAL})
 """Ops without `sdy.sharding`: a constraint and a manual computation say it already.
@@ -154,12 +159,32 @@ class ChooseShardings(PlanningPass):
     ) -> ShardingChoice | Unsolved | RhinoError:
         """Returns the plan for one mesh, or why there is none: a bound of `cutoff_s` or more, or an error.
 
-        `module` gets sharding rules, nothing else.
+        Where a plan has more in host memory than that holds, the largest arguments that fit together may stay there,
+        and the step is planned again. `module` gets sharding rules, nothing else.
         """
         program = self.read(module, target, remarks)
-        if self.offload:
-            program = with_offload(program, target)
-        clock.lap("graph")
+        barred, bound, over = frozenset[int](), inf, None
+        while True:
+            open_ = with_offload(program, target, barred) if self.offload else program
+            clock.lap("graph")
+            found = self.chosen(open_, target, clock, cutoff_s)
+            if not isinstance(found, ShardingChoice):
+                return _with_host_limit(found, over) if over and isinstance(found, RhinoError) else found
+            bound = min(bound, found.answer.bound)
+            there = _HostMemory.of(found, self.ranks)
+            if there.num_bytes <= there.most_bytes:
+                return replace(found, answer=replace(found.answer, bound=bound))
+            over = there.text(self.ranks)
+            if not there.arguments:
+                return RhinoError(
+                    "RHI-SOLVE-001", f"no choice of shardings fits: {over}", Place(program.file), fix=MORE_HOST
+                )
+            barred = waiting_arguments(program.graph) - there.fitting()
+
+    def chosen(
+        self, program: Program, target: Target, clock: _Clock, cutoff_s: float
+    ) -> ShardingChoice | Unsolved | RhinoError:
+        """Returns the plan for one mesh as `plan` does, however much lies in host memory."""
         try:
             choice = begin_choice(program, target)
         except RhinoError as error:
@@ -205,6 +230,58 @@ class ChooseShardings(PlanningPass):
         if isinstance(outcome, Unsolved) and outcome.bound >= cutoff_s:
             return outcome
         return does_not_fit(choice.with_memory(), program, budget, outcome, self.ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class _HostMemory:
+    """What a plan has in host memory for a device of each rank: `arguments` that it chose, and what is there anyway.
+
+    Bytes are those of all ranks together, `most_bytes` what may lie there.
+    """
+
+    arguments: dict[int, int]
+    fixed_bytes: int
+    most_bytes: float
+
+    @classmethod
+    def of(cls, found: ShardingChoice, ranks: int) -> _HostMemory:
+        """Returns that of a choice. An argument that the caller keeps is there twice, with its next value."""
+        plan, graph = found.plan, found.plan.graph
+        given = boundary_attributes(found.program.entry, "arg")
+
+        def local(value: int) -> int:
+            return graph.type_of(value).num_bytes // num_parts(plan.specs[value], plan.sizes)
+
+        def of_argument(number: int) -> int:
+            return local(number) * (2 if KEPT in given[number] else 1)
+
+        anyway = on_host(graph)
+        saved = sum(map(local, held_on_host(graph, values_on_host(graph))))
+        most = found.target.model.device.host_bytes
+        return cls(
+            {one: of_argument(one) for one in sorted(plan.on_host.difference(anyway))},
+            saved + sum(map(of_argument, anyway)),
+            inf if most is None else most * ranks,
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        """All that lies there."""
+        return sum(self.arguments.values()) + self.fixed_bytes
+
+    def fitting(self) -> frozenset[int]:
+        """Returns the arguments that fit together beside what is there anyway, the largest first."""
+        left, found = self.most_bytes - self.fixed_bytes, set[int]()
+        for number, size in sorted(self.arguments.items(), key=lambda one: (-one[1], one[0])):
+            if size <= left:
+                left -= size
+                found.add(number)
+        return frozenset(found)
+
+    def text(self, ranks: int) -> str:
+        """Returns why it is too much, in words."""
+        size, most = format_bytes(self.num_bytes / ranks), format_bytes(self.most_bytes / ranks)
+        return f"{size} per device would lie in host memory, which holds {most}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -387,6 +464,11 @@ def does_not_fit(
     found = f"; the smallest found needs {format_bytes(outcome.peak_bytes)}" if outcome.peak_bytes is not None else ""
     what = f"no choice of shardings that {fits_text(budget)} was found within the steps of the search{found}"
     return RhinoError("RHI-SOLVE-002", what, Place(program.file), tuple(notes), fix)
+
+
+def _with_host_limit(error: RhinoError, over: str) -> RhinoError:
+    """Returns the error of a step that does not fit because host memory is too small, as `over` says."""
+    return replace(error, notes=(*error.notes, f"{over}; with less there nothing fits"), fix=MORE_HOST)
 
 
 def _on_host_text(plan: ShardingPlan, target: Target) -> str:

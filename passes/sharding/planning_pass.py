@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -168,8 +169,8 @@ def refuse_unknown_host(device: Device, file: str) -> None:
         )
 
 
-def with_offload(program: Program, target: Target) -> Program:
-    """Returns a program whose arguments may lie in host memory where they can.
+def with_offload(program: Program, target: Target, barred: Collection[int] = ()) -> Program:
+    """Returns a program whose arguments may lie in host memory where they can, but for those `barred`.
 
     An argument that is stored padded or as blocks stays on the device: calls bring it to that form there.
 
@@ -178,7 +179,7 @@ def with_offload(program: Program, target: Target) -> Program:
     """
     refuse_unknown_host(target.model.device, program.file)
     given = boundary_attributes(program.entry, "arg")
-    changed = [number for number, one in enumerate(given) if PADDED in one or VIEW in one]
+    changed = [*barred, *(number for number, one in enumerate(given) if PADDED in one or VIEW in one)]
     return replace(program, graph=with_host_choice(program.graph, changed))
 
 

@@ -1,6 +1,7 @@
 """Steps with arguments in host memory: the answers of one device, in one program and in stages, and plans kept."""
 
 import random
+import re
 from dataclasses import replace
 from functools import partial
 
@@ -14,7 +15,9 @@ from rhino.ir.cluster.cluster import load_cluster
 from rhino.ir.cluster.presets import PRESETS
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.graph.graph import HOST
+from rhino.ir.units import format_bytes
 from rhino.passes.pipeline.rematerialize import Rematerialize
+from rhino.passes.planner.plan_rows import in_host_memory
 from rhino.strategies.cost.cost_model import HOST_TRANSFER_S
 from rhino.strategies.memory.host_memory import waiting_arguments
 
@@ -218,6 +221,34 @@ def test_the_budget_decides_how_many_lie_in_host_memory():
     for plan, count, budget in zip(plans, counts, budgets, strict=True):
         assert plan.facts.predicted.largest_peak_bytes <= budget
         assert plan.facts.predicted.step_s == pytest.approx(free.step_s + count * way_s)
+        there = f"host memory {format_bytes(count * moment)} of 2 GiB per device"
+        assert (there in plan.explain()) == (count > 0)
+
+
+def _with_host_bytes(file, size):
+    file.write_text(re.sub(r"(host_bytes = { value = )\d+", rf"\g<1>{size}", PRESETS["cpu4"]))
+    return str(file)
+
+
+@pytest.mark.parametrize(("form", "options"), [("scan", {}), ("stages", {"stages": 2, "micro_batches": 2})])
+def test_no_more_lies_in_host_memory_than_that_holds(form, options, tmp_path, monkeypatch):
+    """Whatever would wait there for the backward pass: it is counted, and refused by a byte."""
+    write = Rematerialize.write
+    monkeypatch.setattr(
+        Rematerialize, "write", lambda self, *args: write(replace(self, host_share="1", offload=True), *args)
+    )
+    given = {"mesh": "1", "remat": 1.0, "donate_argnums": 0, "offload": True, **options}
+    state, x = layered_init(form), jax.random.normal(jax.random.key(3), (64, WIDE))
+
+    def plan(size):
+        cluster = _with_host_bytes(tmp_path / f"{size}.toml", size)
+        return rhino.parallelize(partial(layered_step, form), cluster=cluster, **given).plan(state, x)
+
+    most = max(in_host_memory(plan(1 << 31).facts))
+    assert most
+    assert f"host memory {format_bytes(most)} of {format_bytes(most)} per device" in plan(most).explain()
+    with pytest.raises(RhinoError, match=r"RHI-SOLVE-001.*in host memory, which holds"):
+        plan(most - 1)
 
 
 def test_a_step_that_fits_keeps_all_on_the_devices():
