@@ -98,7 +98,7 @@ class Rematerialize(Pass):
 
     def write(self, program: Program, begun: Begun, remarks: Remarks) -> None:
         """Writes the copies of which the least has to run again for what is kept, and what goes to host memory."""
-        shares = parse_remat(self.host_share or self.remat)
+        shares = parse_remat(self.host_share, "host-share") if self.host_share else parse_remat(self.remat)
         remat = dict(enumerate(_for_stages(shares, begun.num_stages if begun.is_staged else None)))
         from rhino.strategies.remat.rematerialization import choose  # noqa: PLC0415 - loads LP solvers
 
@@ -186,8 +186,8 @@ class Rematerializer:
         return module
 
 
-def parse_remat(text: str) -> tuple[float, ...]:
-    """Returns the shares of the stash that are recomputed, one or one for each stage.
+def parse_remat(text: str, option: str = "remat") -> tuple[float, ...]:
+    """Returns the shares of the stash that an option gives, one or one for each stage.
 
     Raises:
         RhinoError: RHI-REMAT-001 where the text is malformed.
@@ -195,7 +195,7 @@ def parse_remat(text: str) -> tuple[float, ...]:
     shares = []
     for word in text.split(";"):
         if not _SHARE.fullmatch(word) or float(word) > 1:
-            raise _malformed(f"remat '{text}' is not between 0 and 1", "give a number from 0 to 1")
+            raise _malformed(f"{option} '{text}' is not between 0 and 1", "give a number from 0 to 1")
         shares.append(float(word))
     return tuple(shares)
 

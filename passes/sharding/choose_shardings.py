@@ -25,7 +25,7 @@ from rhino.ir.cluster.groups import rank_budgets
 from rhino.ir.cluster.mesh import Mesh
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.graph.collective_stats import EMPTY, CollectiveStats, one_collective
-from rhino.ir.graph.graph import BARRIER, DEVICE, WHILE, YIELD, Loop
+from rhino.ir.graph.graph import BARRIER, WHILE, YIELD, Loop
 from rhino.ir.graph.host_values import held_on_host, values_on_host
 from rhino.ir.graph.spec import Spec, num_parts, spec_text
 from rhino.ir.mlir.bindings import ir
@@ -229,7 +229,7 @@ class ChooseShardings(PlanningPass):
             )
         if isinstance(outcome, Unsolved) and outcome.bound >= cutoff_s:
             return outcome
-        return does_not_fit(choice.with_memory(), program, budget, outcome, self.ranks)
+        return does_not_fit(choice.with_memory(), program, budget, outcome, self.ranks, offload=self.offload)
 
 
 @dataclass(frozen=True, slots=True)
@@ -437,11 +437,17 @@ def _remark(
 
 
 def does_not_fit(
-    choice: Choice, program: Program, budget: float, outcome: Infeasible | Unsolved, ranks: int = 1
+    choice: Choice,
+    program: Program,
+    budget: float,
+    outcome: Infeasible | Unsolved,
+    ranks: int = 1,
+    *,
+    offload: bool = False,
 ) -> RhinoError:
     """Returns the error for a budget of so many ranks together that cannot be met, or was not met.
 
-    It lists the largest tensors, each at the least size that it can have.
+    It lists the largest tensors, each at the least size that it can have, and without `offload` what that could free.
     """
     budget, outcome = budget / ranks, _of_one_rank(outcome, ranks)
     worst, floor, culprits = _least_sizes(choice)
@@ -450,8 +456,8 @@ def does_not_fit(
         f"at least {format_bytes(size)}: {beside}{program.describe(value)}{_under(words)}"
         for (size, beside, value), words in zip(culprits, provenance, strict=True)
     ]
-    offload = _waiting(choice, accumulation_loop(program))
-    fix = to_fit("the constraints on these tensors" if any(provenance) else "", offload)
+    freed = "" if offload else _waiting(choice, accumulation_loop(program))
+    fix = to_fit("the constraints on these tensors" if any(provenance) else "", freed)
     together = f" on {ranks} ranks together" if ranks > 1 else ""
     notes.append(
         f"at time {worst} of {choice.problem.num_times} the least sizes of all tensors alive{together} add up to "
@@ -483,9 +489,9 @@ def _on_host_text(plan: ShardingPlan, target: Target) -> str:
 
 
 def _waiting(choice: Choice, loop: Loop | None) -> str:
-    """Returns the option that lets something lie in host memory, in words; nothing where nothing can, or it may."""
+    """Returns the option that lets something lie in host memory, in words; nothing where nothing can."""
     graph = choice.graph
-    if choice.model.device.host_bytes_per_s is None or any(one.memories != (DEVICE,) for one in graph.arguments):
+    if choice.model.device.host_bytes_per_s is None:
         return ""
     size = sum(graph.type_of(argument).num_bytes for argument in waiting_arguments(graph))
     found = [f"{format_bytes(size)} of arguments that only their update reads"] if size else []
