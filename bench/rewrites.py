@@ -225,13 +225,13 @@ def _try_staged(step: Step, way: str, random: np.random.Generator) -> tuple[bool
     setting = _draw_setting(random, read_signature(module), _STAGED[way])
     of_parts = _STATISTICS.replace("num=2", f"num={setting.micro_batches}")
     expected = _expected(step, {"staged-amp": [_AMP], "staged-parts": [of_parts]}.get(way, []))
-    said = f"{setting.stages} stages of {setting.mesh}, {setting.micro_batches} x {setting.schedule}"
-    said += f", remat {setting.remat}" if setting.remat else ""
-    said += f", {dict(setting.more)['pin']}" if "pin" in dict(setting.more) else ""
+    drawn_words = f"{setting.stages} stages of {setting.mesh}, {setting.micro_batches} x {setting.schedule}"
+    drawn_words += f", remat {setting.remat}" if setting.remat else ""
+    drawn_words += f", {dict(setting.more)['pin']}" if "pin" in dict(setting.more) else ""
     try:
         made = plan(step.text, step.name, setting)
     except RhinoError as error:
-        return error.exit_code == 1, f"{said}; refused: {error.id} {error.what}"
+        return error.exit_code == 1, f"{drawn_words}; refused: {error.id} {error.what}"
     execution = made.execution
     made = replace(
         made,
@@ -243,7 +243,7 @@ def _try_staged(step: Step, way: str, random: np.random.Generator) -> tuple[bool
     )
     steps = run_pipeline(made, expected.inputs, NUM_STEPS, is_joined=bool(random.integers(2)))
     found = difference(made, steps, expected, step.name, _tolerance(step))
-    line = f"{said}; worst result {found.value.label}, relative error {found.max_rel:.2g}"
+    line = f"{drawn_words}; worst result {found.value.label}, relative error {found.max_rel:.2g}"
     return found.passes, f"{line}{', NaN' if found.has_nan else ''}"
 
 

@@ -203,7 +203,7 @@ def _check_parallel(options: argparse.Namespace) -> None:
 
 
 def take_whole(options: argparse.Namespace) -> None:
-    """Forgets one micro-batch, which is the whole batch, and what is said of it; statistics may be of other parts."""
+    """Drops one micro-batch, which is the whole batch, and options about it; statistics may be of other parts."""
     options.num = None
     if not num_statistics_parts(options.batch_statistics or ""):
         options.batch = options.batch_statistics = None

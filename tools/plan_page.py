@@ -17,7 +17,6 @@ from rhino.passes.planner.plan_rows import (
     fullest_rank,
     new_results,
     program_runs,
-    rank_devices,
     sent_s,
     simulation_of,
     step_of,
@@ -81,9 +80,8 @@ def _tiles(plan: Plan, simulation: Simulation | None) -> Iterator[tuple[str, str
     if simulation:
         end_s = simulation.timeline.end_s or 1.0
         yield "idle", share_text(end_s - _busy_s(plan, simulation), end_s), "of the step, in the mean of the ranks"
-    rank = fullest_rank(plan)
-    most = rank_devices(plan)[rank].budget_bytes
-    yield PEAK, format_bytes(found.peak_bytes[rank]), f"of {format_bytes(most)} per device"
+    rank, own = fullest_rank(plan)
+    yield PEAK, format_bytes(found.peak_bytes[rank]), f"of {format_bytes(own.budget_bytes)} per device"
     ranks = f"{plan.num_ranks} ranks of {plan.mesh}" if plan.num_ranks > 1 else str(plan.mesh)
     yield "devices", str(plan.num_devices), ranks
 

@@ -58,6 +58,8 @@ def rank_cluster(cluster: Cluster, size: int, rank: int) -> Cluster:
 
 def rank_groups(cluster: Cluster, size: int, num_ranks: int) -> tuple[tuple[Cluster, ...], tuple[int, ...]]:
     """Returns the distinct clusters that ranks are part of, and which of them each rank is in [ranks]."""
+    if not cluster.groups:
+        return (cluster,), (0,) * num_ranks
     every = [rank_cluster(cluster, size, rank) for rank in range(num_ranks)]
     distinct = tuple(dict.fromkeys(every))
     return distinct, tuple([distinct.index(one) for one in every])
@@ -73,10 +75,10 @@ def rank_budgets(cluster: Cluster, size: int, num_ranks: int, budget_bytes: floa
 
     On a cluster of groups no device may hold more than that. Ranks are as `rank_cluster` has them.
     """
+    if budget_bytes is not None and not cluster.groups:
+        return (budget_bytes,) * num_ranks
     own = [rank_cluster(cluster, size, rank).device.usable_hbm_bytes for rank in range(num_ranks)]
-    if budget_bytes is None:
-        return tuple(own)
-    return tuple([min(budget_bytes, one) if cluster.groups else budget_bytes for one in own])
+    return tuple([one if budget_bytes is None else min(budget_bytes, one) for one in own])
 
 
 def common_device(devices: Sequence[Device]) -> Device:

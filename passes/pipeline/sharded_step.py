@@ -18,7 +18,7 @@ from rhino.strategies.choice.sharding_plan import ShardingPlan
 from rhino.strategies.choice.sharding_plan_costs import op_seconds, states_of
 from rhino.strategies.cost.cost_model import CostModel
 from rhino.strategies.pipeline.stages.stage_graph import UnlikeDevices
-from rhino.strategies.pipeline.stages.stage_problem import paces
+from rhino.strategies.pipeline.stages.stage_problem import time_ratios
 from rhino.strategies.sharding.choice_problem import Builder
 
 SHARDED_ERRORS = ("RHI-LOCAL-001", "RHI-MESH-001")
@@ -74,7 +74,7 @@ def unlike_devices(
     for one in groups:
         choice = Builder(graph=plan.graph, model=group_target(one, mesh).model, is_part=True).costs()
         works.append(op_seconds(choice, states_of(choice, plan)))
-    return UnlikeDevices(tuple([group[rank] for rank in rank_of]), paces(works, seconds))
+    return UnlikeDevices(tuple([group[rank] for rank in rank_of]), time_ratios(works, seconds))
 
 
 def sharded_plan(program: Program, module: ir.Operation) -> ShardingPlan:

@@ -59,7 +59,7 @@ from rhino.strategies.autotune.base import (
 from rhino.strategies.choice.choice import Choice
 from rhino.strategies.choice.sharding_plan import make_plan
 from rhino.strategies.choice.sharding_plan_costs import op_seconds
-from rhino.strategies.cost.paces import least_pace
+from rhino.strategies.cost.time_ratios import least_time_ratio
 from rhino.strategies.memory.peak import peak_of
 from rhino.strategies.pipeline.in_flight import several_in_flight
 from rhino.strategies.pipeline.schedules import SCHEDULES, make_order
@@ -317,7 +317,7 @@ class Evaluator:
         """Says whether devices hold these peaks [ranks]."""
         return all(peak <= own for peak, own in zip(peak_bytes, self.budgets(config), strict=True))
 
-    def crew(self, config: PlanConfig, target: Target) -> float:
+    def effective_ranks(self, config: PlanConfig, target: Target) -> float:
         """Returns as how many ranks the ranks of a configuration count at most, each as quick as its devices are.
 
         The step's seconds on one rank, by `target`, divided by that are the least that a pipeline takes.
@@ -325,8 +325,8 @@ class Evaluator:
         groups, group = rank_groups(self.cluster, prod(config.mesh), config.stages)
         if groups == (self.cluster,):
             return config.stages
-        paces = [least_pace(group_target(one, target.mesh).model, target.model) for one in groups]
-        return sum(1 / paces[number] for number in group) if all(paces) else inf
+        ratios = [least_time_ratio(group_target(one, target.mesh).model, target.model) for one in groups]
+        return sum(1 / ratios[number] for number in group) if all(ratios) else inf
 
     def planned(self, config: PlanConfig, program: Program, target: Target, cutoff_s: float) -> Outcome:
         """Returns what the best shardings of a step come to."""
@@ -335,8 +335,8 @@ class Evaluator:
             return CutOff(config, least_s, least_s, by_memory=False, arithmetic_s=least_s)
         choice = begin_choice(with_offload(program, target) if self.setup.options.get(_OFFLOAD) else program, target)
         loop = accumulation_loop(program)
-        ranks, crew, budget = config.stages, self.crew(config, target), sum(self.budgets(config))
-        ops_s = _least_cost_s(choice.problem) / crew
+        ranks, effective_ranks, budget = config.stages, self.effective_ranks(config, target), sum(self.budgets(config))
+        ops_s = _least_cost_s(choice.problem) / effective_ranks
         if ops_s >= cutoff_s:
             return CutOff(config, ops_s, ops_s, by_memory=False)
         with_memory = None
@@ -344,8 +344,8 @@ class Evaluator:
             with_memory = self.with_memory(config, choice, loop, ops_s)
             if isinstance(with_memory, Refused):
                 return with_memory
-        search = Search(choice.problem, replace(self.limits, cutoff=cutoff_s * crew))
-        begun_s = search.begin() / crew
+        search = Search(choice.problem, replace(self.limits, cutoff=cutoff_s * effective_ranks))
+        begun_s = search.begin() / effective_ranks
         if cutoff_s <= begun_s < inf:
             return CutOff(config, begun_s, begun_s, by_memory=False)
         begun = search.first
@@ -367,7 +367,7 @@ class Evaluator:
         free = _heard(search.free(budget))
         if isinstance(free, Infeasible):
             return Refused(config, "no choice of shardings was found", by_memory=False)
-        free_s = free.bound / crew
+        free_s = free.bound / effective_ranks
         if free_s >= cutoff_s:
             return CutOff(config, free_s, free_s, by_memory=False)
         if isinstance(free, Unsolved):
@@ -377,10 +377,10 @@ class Evaluator:
             fit(search, budget, free, peak_of(choice), cutoff_s) if ranks == 1 else search.within(budget, free)
         )
         if not isinstance(answer, Answer):
-            if isinstance(answer, Unsolved) and answer.bound / crew >= cutoff_s:
-                return CutOff(config, answer.bound / crew, free_s, by_memory=True)
+            if isinstance(answer, Unsolved) and answer.bound / effective_ranks >= cutoff_s:
+                return CutOff(config, answer.bound / effective_ranks, free_s, by_memory=True)
             return _none_that_fits(config, answer, free_s)
-        bounds = (answer.bound / crew, free_s)
+        bounds = (answer.bound / effective_ranks, free_s)
         if ranks == 1:
             compute_s, collectives_s = _shares(problem, answer.states)
             return Estimate(config, "", answer.cost, *bounds, compute_s, collectives_s, (answer.peak_bytes,))

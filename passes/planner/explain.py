@@ -34,7 +34,7 @@ from rhino.passes.planner.plan_rows import (
     in_host_memory,
     new_results,
     program_runs,
-    rank_devices,
+    rank_limits,
     sent_s,
     simulation_of,
     stats_of,
@@ -86,8 +86,7 @@ def totals(plan: Plan) -> list[str]:
     found = plan.predicted
     kept = max(found.kept_bytes)
     old = f", {format_bytes(kept)} of it old state that is kept" if kept else ""
-    rank = fullest_rank(plan)
-    own = rank_devices(plan)[rank]
+    rank, own = fullest_rank(plan)
     of = f" of {own.group}" if own.group else ""
     on = f" on rank {rank}{of}, the fullest of {plan.num_ranks}" if plan.num_ranks > 1 else ""
     return [
@@ -116,7 +115,7 @@ def _host_lines(plan: Plan) -> list[str]:
     """Returns a line for the arguments that lie in host memory, one for the saved values, and one for all together."""
     sizes = in_host_memory(plan)
     rank = max(range(plan.num_ranks), key=sizes.__getitem__)
-    most = rank_devices(plan)[rank].host_bytes
+    most = rank_limits(plan)[rank].host_bytes
     of = f" of {format_bytes(most)}" if most is not None else ""
     on = f" on rank {rank}" if plan.num_ranks > 1 else ""
     total = [f"  host memory {format_bytes(sizes[rank])}{of} per device{on}"] if sizes[rank] else []
@@ -206,7 +205,7 @@ def _ranks(plan: Plan, simulation: Simulation) -> list[str]:
     arguments = Counter[int]()
     for one in alike(plan, plan.arguments):
         arguments[one.first.rank] += one.num_bytes if one.first.memory == DEVICE else 0
-    groups = [one.group for one in rank_devices(plan)]
+    groups = [one.group for one in rank_limits(plan)]
     rows = [
         (
             f"rank {rank}",

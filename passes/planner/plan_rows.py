@@ -76,8 +76,8 @@ def simulation_of(execution: Execution) -> Simulation:
 
 
 @dataclass(frozen=True, slots=True)
-class RankDevices:
-    """What the devices of a rank are: what each may hold, and of unlike devices the group that they are of.
+class RankLimits:
+    """What a device of a rank may hold, and of unlike devices the group that it is of.
 
     `host_bytes` is what may lie in host memory for each, None where nobody knows.
     """
@@ -87,14 +87,14 @@ class RankDevices:
     host_bytes: int | None
 
 
-def rank_devices(plan: Plan) -> tuple[RankDevices, ...]:
-    """Returns what the devices of each rank of a plan are [ranks]."""
+def rank_limits(plan: Plan) -> tuple[RankLimits, ...]:
+    """Returns what the devices of each rank of a plan may hold [ranks]."""
     cluster, size = parse_cluster("\n".join(plan.cluster)), plan.mesh.num_devices
     budgets = rank_budgets(cluster, size, plan.num_ranks, plan.predicted.budget_bytes)
     own = [rank_cluster(cluster, size, rank) for rank in range(plan.num_ranks)]
     return tuple(
         [
-            RankDevices(int(most), one.name if cluster.groups else "", one.device.host_bytes)
+            RankLimits(int(most), one.name if cluster.groups else "", one.device.host_bytes)
             for most, one in zip(budgets, own, strict=True)
         ]
     )
@@ -116,10 +116,11 @@ def in_host_memory(plan: Plan) -> tuple[int, ...]:
     )
 
 
-def fullest_rank(plan: Plan) -> int:
-    """Returns the rank whose devices have least left of what they may hold."""
-    own, peaks = rank_devices(plan), plan.predicted.peak_bytes
-    return max(range(plan.num_ranks), key=lambda rank: peaks[rank] / own[rank].budget_bytes)
+def fullest_rank(plan: Plan) -> tuple[int, RankLimits]:
+    """Returns the rank whose devices have least left of what they may hold, and that."""
+    own, peaks = rank_limits(plan), plan.predicted.peak_bytes
+    rank = max(range(plan.num_ranks), key=lambda rank: peaks[rank] / own[rank].budget_bytes)
+    return rank, own[rank]
 
 
 def host_seconds(plan: Plan) -> float:

@@ -17,7 +17,7 @@ from rhino.ir.diagnostics import ExitCode, RhinoError
 from rhino.ir.plan.plan import Plan
 from rhino.passes.base import Remarks
 from rhino.passes.planner.module_facts import ROW_LIMITS
-from rhino.passes.planner.plan_rows import fullest_rank, rank_devices
+from rhino.passes.planner.plan_rows import fullest_rank
 from rhino.passes.sharding.choose_shardings import ShardingChoice
 from rhino.strategies.sharding.memory_fitting import RowLimits
 
@@ -60,8 +60,8 @@ class Attempt(Generic[T]):
     @property
     def peak_bytes(self) -> float:
         """The largest peak of a device; of one that may hold less than the budget, in shares of what it may."""
-        predicted, rank = self.plan.predicted, fullest_rank(self.plan)
-        return predicted.peak_bytes[rank] * predicted.budget_bytes / rank_devices(self.plan)[rank].budget_bytes
+        predicted, (rank, own) = self.plan.predicted, fullest_rank(self.plan)
+        return predicted.peak_bytes[rank] * predicted.budget_bytes / own.budget_bytes
 
     @property
     def rows_bytes(self) -> float | None:

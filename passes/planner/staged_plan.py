@@ -40,7 +40,7 @@ from rhino.passes.planner.module_facts import (
     keep_unsplit,
     normalize,
 )
-from rhino.passes.planner.plan_rows import in_host_memory, rank_devices
+from rhino.passes.planner.plan_rows import in_host_memory, rank_limits
 from rhino.passes.registry import PARALLEL, build_named
 from rhino.passes.sharding.choose_shardings import MORE_HOST, ChooseShardings
 from rhino.passes.sharding.planning_pass import group_target, rank_target
@@ -198,9 +198,10 @@ def prove_fit(plan: Plan) -> None:
     execution = plan.execution
     assert execution is not None, "a plan in stages has instructions"
     names = tuple(one.path for one in plan.arguments)
-    limits = Limits(tuple([one.budget_bytes for one in rank_devices(plan)]), execution.temp_bytes, names)
+    every = rank_limits(plan)
+    limits = Limits(tuple([one.budget_bytes for one in every]), execution.temp_bytes, names)
     verify(execution.step, len(plan.arguments), len(plan.results), limits)
-    for rank, (size, own) in enumerate(zip(in_host_memory(plan), rank_devices(plan), strict=True)):
+    for rank, (size, own) in enumerate(zip(in_host_memory(plan), every, strict=True)):
         if own.host_bytes is not None and size > own.host_bytes:
             sizes = f"{format_bytes(size)} per device in host memory, which holds {format_bytes(own.host_bytes)}"
             what = f"rank {rank} has {sizes}"

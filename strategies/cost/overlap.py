@@ -130,7 +130,7 @@ class _Order:
     def gradients(self, is_weight: Sequence[bool], is_joined: Sequence[bool]) -> list[float | None]:
         """Returns the seconds in which what no product reads may be on its way, none where it is joined [values]."""
         is_read, makers = self._read_by_products(), self._makers()
-        room = self._room_behind(is_read)
+        room = [0.0] * self.graph.num_ops if all(is_joined) else self._room_behind(is_read)
         found: list[float | None] = [None] * self.graph.num_values
         for value, maker in enumerate(makers):
             if not is_read[value] and not is_weight[value]:

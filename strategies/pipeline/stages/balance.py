@@ -54,9 +54,9 @@ def stage_times(problem: StageProblem, stage: Ints, awaited: Bools) -> StageTime
     num, device = problem.num_stages, problem.device(stage)
     again = problem.again if len(problem.again) else np.zeros(problem.num_nodes)
     apart = problem.apart if len(problem.apart) else 0.0
-    pace = problem.pace_at(device)
-    taken = np.where(device < num - 1, problem.work + apart - again, problem.work) * pace
-    again = again * pace
+    time_ratio = problem.time_ratio_at(device)
+    taken = np.where(device < num - 1, problem.work + apart - again, problem.work) * time_ratio
+    again = again * time_ratio
 
     def by_stage(seconds: Floats) -> Floats:
         return np.bincount(stage, weights=seconds, minlength=problem.virtual.last + 1).astype(np.float64)

@@ -115,7 +115,7 @@ class StageEstimates:
         seconds = parts.seconds[parts.apply]
         if self.unlike:
             groups = np.array(problem.group)[by_op.device[parts.apply]]
-            seconds = seconds * self.unlike.pace[groups, np.flatnonzero(parts.apply)]
+            seconds = seconds * self.unlike.time_ratio[groups, np.flatnonzero(parts.apply)]
         np.add.at(apply_s, by_op.device[parts.apply], seconds)
         # Before the loop, and what costs nothing.
         once_s = self.sharded.total_s - self.num_micro_batches * float(problem.work.sum()) - float(apply_s.sum())

@@ -291,7 +291,7 @@ def _least(problem: StageProblem, parts: Stretches, high_s: float, is_met: Calla
 
     It is an equal share, or else the work of a stretch, for it depends on nothing else.
     """
-    least = problem.work * problem.pace.min(axis=0) if len(problem.pace) else problem.work
+    least = problem.work * problem.time_ratio.min(axis=0) if len(problem.time_ratio) else problem.work
     low_s = float(least.sum()) / problem.num_stages
     if is_met(low_s):
         return low_s

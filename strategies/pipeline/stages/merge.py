@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rhino.ir.arrays import Floats, Ints
-from rhino.strategies.pipeline.stages.stage_problem import OPEN, StageProblem, merged_nets, paces
+from rhino.strategies.pipeline.stages.stage_problem import OPEN, StageProblem, merged_nets, time_ratios
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,7 +59,7 @@ def merged(problem: StageProblem, head: Ints) -> Merged:
         apart=_summed(problem.apart, group, num) if len(problem.apart) else problem.apart,
         again=_summed(problem.again, group, num) if len(problem.again) else problem.again,
         own_bytes=_summed(problem.own_bytes, group, num),
-        pace=paces([_summed(problem.work * pace, group, num) for pace in problem.pace], work),
+        time_ratio=time_ratios([_summed(problem.work * one, group, num) for one in problem.time_ratio], work),
         resident=merged_nets(problem.resident, group, least=1),
         saved=merged_nets(problem.saved, group, least=1),
     )

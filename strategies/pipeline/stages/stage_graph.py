@@ -27,7 +27,7 @@ from rhino.ir.cluster.hardware import Line
 from rhino.ir.graph.graph import Graph
 from rhino.strategies.pipeline.activation_stash import Handing
 from rhino.strategies.pipeline.split_backward_cost import SplitBackwardCost
-from rhino.strategies.pipeline.stages.stage_problem import OPEN, StageProblem, make_nets, paces
+from rhino.strategies.pipeline.stages.stage_problem import OPEN, StageProblem, make_nets, time_ratios
 from rhino.strategies.solver.connected_components import components
 from rhino.strategies.structure.training_phases import TrainingPhases, sources_of
 
@@ -63,12 +63,12 @@ class Staging:
 class UnlikeDevices:
     """How devices differ.
 
-    Shapes: `group` [devices] is that of each device, and `pace` [groups, ops] how many times its seconds an op takes
-    there.
+    Shapes: `group` [devices] is that of each device, and `time_ratio` [groups, ops] how many times its seconds an op
+    takes there.
     """
 
     group: tuple[int, ...]
-    pace: Floats
+    time_ratio: Floats
 
 
 def make_staging(
@@ -210,19 +210,19 @@ class _Builder:
             apart=np.maximum(more + again, 0.0) if more.any() or again.any() else np.zeros(0),
             again=again if again.any() else np.zeros(0),
             group=self.unlike.group if self.unlike else (),
-            pace=self._pace(node, body, work),
+            time_ratio=self._time_ratio(node, body, work),
         )
         net_bytes = make_nets((users, times * size) for users, size, times in sent).size
         net_transfers = make_nets((users, float(times)) for users, _, times in sent).size
         return Staging(self.graph, self.parts, problem, node, net_bytes, net_transfers, self._readers())
 
-    def _pace(self, node: Ints, body: Ints, work: Floats) -> Floats:
+    def _time_ratio(self, node: Ints, body: Ints, work: Floats) -> Floats:
         """Returns how many times `work` [nodes] nodes take in each group [groups, nodes]."""
         works = []
-        for pace in self.unlike.pace if self.unlike else ():
+        for ratio in self.unlike.time_ratio if self.unlike else ():
             works.append(np.zeros(len(work)))
-            np.add.at(works[-1], node[body], self.parts.seconds[body] * pace[body])
-        return paces(works, work)
+            np.add.at(works[-1], node[body], self.parts.seconds[body] * ratio[body])
+        return time_ratios(works, work)
 
     def _readers(self) -> dict[int, list[int]]:
         found: dict[int, list[int]] = {}

@@ -80,7 +80,7 @@ def merged_nets(nets: Nets, group: Ints, least: int = 2) -> Nets:
 NO_NETS = make_nets(())
 
 
-def paces(works: Sequence[Floats], work: Floats) -> Floats:
+def time_ratios(works: Sequence[Floats], work: Floats) -> Floats:
     """Returns how many times `work` [nodes] nodes take in each group, of which `works` has the seconds [groups, nodes].
 
     A node without work takes as many times as all nodes.
@@ -104,8 +104,8 @@ class StageProblem:
     backward pass. Units: `work`, `apart` and `again` in seconds per micro-batch; `resident` and `saved` in bytes;
     `nets` in what is to be least, seconds of a link per step if `in_seconds`, else, where none is known, bytes.
 
-    Where devices are unlike, `group` [devices] says of which group each is, and `pace` [groups, nodes] how many times
-    the seconds above a node takes there.
+    Where devices are unlike, `group` [devices] says of which group each is, and `time_ratio` [groups, nodes] how many
+    times the seconds above a node takes there.
     """
 
     num_stages: int
@@ -126,7 +126,7 @@ class StageProblem:
     again: Floats = field(default_factory=lambda: np.zeros(0))
     in_seconds: bool = False
     group: tuple[int, ...] = ()
-    pace: Floats = field(default_factory=lambda: np.zeros((0, 0)))
+    time_ratio: Floats = field(default_factory=lambda: np.zeros((0, 0)))
 
     @property
     def num_nodes(self) -> int:
@@ -159,7 +159,7 @@ class StageProblem:
     def device_work(self, device: Ints) -> Floats:
         """Returns the seconds of each device per micro-batch [devices]."""
         apart = np.where(device < self.num_stages - 1, self.apart, 0.0) if len(self.apart) else 0.0
-        seconds = (self.work + apart) * self.pace_at(device)
+        seconds = (self.work + apart) * self.time_ratio_at(device)
         return np.bincount(device, weights=seconds, minlength=self.num_stages).astype(np.float64)
 
     def work_on(self, device: int) -> Floats:
@@ -169,7 +169,7 @@ class StageProblem:
     def work_of_group(self, group: int, *, is_last: bool) -> Floats:
         """Returns the seconds that each node takes on a device of a group, which may be the last [nodes]."""
         work = self.work if is_last or not len(self.apart) else self.work + self.apart
-        return work * self.pace[group] if len(self.pace) else work
+        return work * self.time_ratio[group] if len(self.time_ratio) else work
 
     def group_of(self, device: int) -> int:
         """Returns the group of a device; where all are alike there is one."""
@@ -178,19 +178,19 @@ class StageProblem:
     @property
     def num_groups(self) -> int:
         """Number of groups of devices."""
-        return max(1, len(self.pace))
+        return max(1, len(self.time_ratio))
 
-    def pace_at(self, device: Ints) -> Floats | float:
+    def time_ratio_at(self, device: Ints) -> Floats | float:
         """Returns how many times its seconds each node takes where node i is on `device[i]` [nodes], 1 where all do."""
-        if not len(self.pace):
+        if not len(self.time_ratio):
             return 1.0
-        found: Floats = self.pace[np.array(self.group)[device], np.arange(self.num_nodes)]
+        found: Floats = self.time_ratio[np.array(self.group)[device], np.arange(self.num_nodes)]
         return found
 
     def rates(self) -> Floats:
         """Returns how much of the work above each device does in the time of a device that takes 1 for 1 [devices]."""
         total = float(self.work.sum())
-        rate = np.array([total / max(float(self.work @ pace), 1e-300) for pace in self.pace] or [1.0])
+        rate = np.array([total / max(float(self.work @ one), 1e-300) for one in self.time_ratio] or [1.0])
         found: Floats = rate[[self.group_of(device) for device in range(self.num_stages)]]
         return found
 

@@ -349,7 +349,7 @@ def _least(vector: Floats) -> float:
 
 
 def _at(visit: _Visit, most: float | None) -> None:
-    """Does what there is to do at a group of nodes; of what is over `most` nothing is charged or handed on."""
+    """Does what there is to do at a group of nodes; nothing over `most` is charged or passed on."""
     for paid, table, other, room, price in visit.pulls:
         np.minimum.reduce(np.subtract(table, other, room), out=paid)
         if most is not None:

@@ -93,7 +93,7 @@ def scanned(params, x, y, _key):
 
 
 def checkpointed(params, x, y, _key):
-    """The first layer is computed again in the backward pass, behind barriers."""
+    """The first layer is recomputed in the backward pass, behind barriers."""
     layer = jax.checkpoint(lambda w, norm, x: normalized(x @ w, *norm))
     h, _ = layer(params["w"][0], params["norm"][0], x)
     h, kept = layer(params["w"][1], params["norm"][1], jax.nn.relu(h))

@@ -67,7 +67,7 @@ def random_problem(seed, num_stages, most=7, with_budget=False, unlike=False):
         more["apart"] = rng.integers(0, 3, size=num) * [1.0, 1e-6][seed // 2 % 2]
     if unlike:
         more["group"] = tuple(rng.integers(0, 2, size=num_stages).tolist())
-        more["pace"] = rng.integers(1, 9, size=(2, num)) / 4
+        more["time_ratio"] = rng.integers(1, 9, size=(2, num)) / 4
     if unlike and with_budget:
         more["budget_bytes"] = tuple(rng.integers(6, 20, size=num_stages).astype(float).tolist())
     return problem_of(num_stages, work, nets, pinned, **more)
@@ -89,7 +89,7 @@ def all_choices(problem):
         more = problem.apart if len(problem.apart) else [0.0] * problem.num_nodes
         takes = [
             (problem.work[i] + (more[i] if device[i] < problem.num_stages - 1 else 0.0))
-            * (problem.pace[problem.group[device[i]]][i] if problem.group else 1.0)
+            * (problem.time_ratio[problem.group[device[i]]][i] if problem.group else 1.0)
             for i in range(problem.num_nodes)
         ]
         load = [sum(takes[i] for i in range(problem.num_nodes) if device[i] == s) for s in range(problem.num_stages)]

@@ -9,25 +9,25 @@ from rhino.ir.cluster.hardware import Device, Line
 from rhino.strategies.cost.cost_model import CostModel
 
 
-def least_pace(own: CostModel, common: CostModel) -> float:
+def least_time_ratio(own: CostModel, common: CostModel) -> float:
     """Returns how many times its seconds by `common` anything takes at least by `own`; 0 where nobody can say.
 
     Both are models of one mesh, and `common` is as slow as the slowest of several devices.
     """
-    return min(_paces(own, common))
+    return min(_ratios(own, common))
 
 
-def _paces(own: CostModel, common: CostModel) -> Iterator[float]:
-    """Yields the pace of each figure that seconds are made of."""
-    yield from _device_paces(own.device, common.device)
+def _ratios(own: CostModel, common: CostModel) -> Iterator[float]:
+    """Yields the ratio of each figure that seconds are made of."""
+    yield from _device_ratios(own.device, common.device)
     if own.target.hides_gathers(own.device) != common.target.hides_gathers(common.device):
         yield 0.0
     for mine, theirs in zip(own.axes, common.axes, strict=True):
         if mine.size > 1:
-            yield from _axis_paces(mine, theirs)
+            yield from _axis_ratios(mine, theirs)
 
 
-def _device_paces(own: Device, common: Device) -> Iterator[float]:
+def _device_ratios(own: Device, common: Device) -> Iterator[float]:
     if own.operators != common.operators or own.near_bytes != common.near_bytes:
         yield 0.0
     for key, _ in (*own.flops_per_s, *common.flops_per_s):
@@ -47,7 +47,7 @@ def _device_paces(own: Device, common: Device) -> Iterator[float]:
             yield 0.0
 
 
-def _axis_paces(own: MeshAxis, common: MeshAxis) -> Iterator[float]:
+def _axis_ratios(own: MeshAxis, common: MeshAxis) -> Iterator[float]:
     yield own.latency_s / common.latency_s
     yield common.bytes_per_s / own.bytes_per_s
     yield common.all_to_all_bytes_per_s / own.all_to_all_bytes_per_s
@@ -56,8 +56,8 @@ def _axis_paces(own: MeshAxis, common: MeshAxis) -> Iterator[float]:
         yield 0.0
     for kind in measured[0].keys() & measured[1].keys():
         mine, theirs = measured[0][kind], measured[1][kind]
-        yield _line_pace(mine, theirs)
+        yield _line_ratio(mine, theirs)
 
 
-def _line_pace(own: Line, common: Line) -> float:
+def _line_ratio(own: Line, common: Line) -> float:
     return min(own.fixed_s / common.fixed_s, common.per_s / own.per_s)
