@@ -72,13 +72,13 @@ def records(options: Options) -> Iterator[Row]:
         except ModuleNotFoundError as error:
             say(f"{name} is left out: {error.name} is not installed")
             continue
-        yield _row(name, made, options.steps)
+        yield _row(name, made, options.steps, options.cluster or None)
 
 
-def _row(name: str, made: Stranger, num_steps: int) -> Row:
+def _row(name: str, made: Stranger, num_steps: int, cluster: str | None) -> Row:
     mesh = Mesh(np.array(jax.devices()[:_NUM_DEVICES]), ("x",))
     whole, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("x"))
-    ours = rhino.parallelize(made.step, donate_argnums=0)
+    ours = rhino.parallelize(made.step, donate_argnums=0, cluster=cluster)
     plan = ours.plan(made.state, made.batch)
     by_hand = jax.jit(made.step, in_shardings=(whole, split), donate_argnums=0)
     states = [jax.device_put(jax.tree.map(np.array, made.state), plan.in_shardings[0])]
@@ -101,7 +101,7 @@ def _row(name: str, made: Stranger, num_steps: int) -> Row:
         ours_sent=sent[0],
         by_hand_sent=sent[1],
         predicted_s=plan.facts.predicted.step_s,
-        by_hand_predicted_s=_as_by_hand(made),
+        by_hand_predicted_s=_as_by_hand(made, cluster),
         losses=(losses[0], _second_loss(made)),
     )
 
@@ -113,10 +113,11 @@ def _second_loss(made: Stranger) -> float:
     return float(step(state, made.batch)[1])
 
 
-def _as_by_hand(made: Stranger) -> float:
+def _as_by_hand(made: Stranger, cluster: str | None) -> float:
     """Returns the predicted step of the best plan whose batch and state lie as they do by hand."""
     pins = {"state*": PartitionSpec(), "batch*": PartitionSpec("x")}
-    predicted: float = rhino.parallelize(made.step, pins=pins).plan(made.state, made.batch).facts.predicted.step_s
+    plan = rhino.parallelize(made.step, pins=pins, cluster=cluster).plan(made.state, made.batch)
+    predicted: float = plan.facts.predicted.step_s
     return predicted
 
 
@@ -186,6 +187,7 @@ QUESTION: Final = Question(
     },
     (
         option("--models", [], "names in stranger_models.py (default all)"),
+        option("--cluster", "", "a file of rhino-profile (default the preset for as many host devices)"),
         option("--steps", 15, "steps that are timed"),
         option("--check", False, "fail where it is slower than by hand"),
     ),

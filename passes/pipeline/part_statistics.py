@@ -23,9 +23,11 @@ from rhino.ir.mlir.locations import name_of
 from rhino.ir.mlir.reader import end_of, maker_of, walk
 from rhino.ir.program.identity import make_constant
 from rhino.ir.program.program import Program
+from rhino.ir.program.same_values import same_values
 from rhino.ir.request.patterns import matches
 from rhino.passes.pipeline.batch_program import COPY, value_of
 from rhino.strategies.microbatch.time_axis import Marks, Phase, Propagation
+from rhino.strategies.structure.loop_nesting import regions
 
 _PER_PART: Final = "per-part"
 """What asks for statistics of each micro-batch; patterns of names of ops may follow a colon."""
@@ -56,11 +58,13 @@ class Statistics:
     def marks(self, program: Program) -> Marks:
         """Returns the ops of a program that are marked, and those that may be statistics."""
         kinds = {number: kind_of(op) for number, op in enumerate(program.ops) if _STATISTIC in op.attributes}
+        may_be_own = frozenset(number for number, op in enumerate(program.ops) if self.allows(op))
         return Marks(
             frozenset(number for number, op in enumerate(program.ops) if COPY in op.attributes),
-            frozenset(number for number, op in enumerate(program.ops) if self.allows(op)),
+            may_be_own,
             frozenset(number for number, kind in kinds.items() if kind != SHARE),
             frozenset(number for number, kind in kinds.items() if kind == SHARE),
+            _twins(program, may_be_own) if may_be_own else {},
         )
 
     def allows(self, op: ir.Operation) -> bool:
@@ -99,6 +103,16 @@ def num_statistics_parts(text: str, file: str = "") -> int:
         RhinoError: RHI-BATCH-008.
     """
     return parse_statistics(text, file).num_parts
+
+
+def _twins(program: Program, among: frozenset[int]) -> dict[int, frozenset[int]]:
+    """Returns, by op, the others of its body that compute what it does, where there are any."""
+    same, body = same_values(program), regions(program.graph)
+    together: dict[tuple[int, ...], set[int]] = {}
+    for op in among:
+        together.setdefault((body[op], *(same[value] for value in program.graph.results(op))), set()).add(op)
+    groups = [frozenset(group) for (_, *results), group in together.items() if results and len(group) > 1]
+    return {op: group - {op} for group in groups for op in group}
 
 
 def mark_statistics(program: Program, found: Propagation) -> None:

@@ -67,10 +67,10 @@ def windows(graph: Graph, model: CostModel, op_s: Sequence[float]) -> Windows | 
     """
     target, packing = model.target, packing_of(model)
     is_hidden = target.hides_gathers(model.device)
-    if not is_hidden and packing is None:
+    most = packing.bucket_bytes if packing else target.joined_bytes
+    if not is_hidden and not most:
         return None
     sizes = [graph.types[number].num_bytes for number in graph.value_type.tolist()]
-    most = packing.bucket_bytes if packing else target.joined_bytes
     is_joined = [bool(most) and (packing is None or size <= packing.item_bytes) for size in sizes]
     order = _Order(graph, [0.0, *accumulate(op_s)] if is_hidden else [0.0] * (graph.num_ops + 1))
     is_weight = order.weights()

@@ -33,7 +33,7 @@ what parts have of their own, and that into a share of the mean, are put into th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import pairwise
 from math import prod
@@ -107,13 +107,16 @@ class Marks:
     """Ops of a program that stand there for the parts' sake.
 
     `copies` compute whole what is computed in parts too. Of sums that may be each part's own, `may_be_own` make them,
-    `owns` turn them into that, and `shares` turn what follows from those into parts of a mean.
+    `owns` turn them into that, and `shares` turn what follows from those into parts of a mean. `twins` has, by op that
+    may make such a sum, those that make it as well, such as what `jax.checkpoint` computes again: all are of parts, or
+    none.
     """
 
     copies: frozenset[int] = frozenset()
     may_be_own: frozenset[int] = frozenset()
     owns: frozenset[int] = frozenset()
     shares: frozenset[int] = frozenset()
+    twins: Mapping[int, frozenset[int]] = field(default_factory=dict)
 
 
 class Propagation:
@@ -202,13 +205,15 @@ class Propagation:
         else:
             state = self._best(op, values, lays)
         self.settle(op, Phase.APPLY if state is None else Phase.LOOP, state)
-        if op in self.statistics:
+        if op in self.statistics and state is not None:
             for value in self.gives[op]:
                 self.lays[value] = Lay(Phase.LOOP)
-        if state is None and any(lay.is_split for lay in lays):
+        reads_blocks = any(lay.is_split for lay in lays)
+        if state is None and reads_blocks:
             self.meetings[op] = self._meeting(op, values, lays)
-            if self._takes_statistics(op):
-                return
+        # a loop waits with all of its body
+        if state is None and (reads_blocks or self.body_start > 0) and self._takes_statistics(op):
+            return
         cheap = cls.name not in HEAVY and all(
             lay.phase == Phase.SETUP or self.cheap[v] for v, lay in zip(values, lays, strict=True)
         )
@@ -246,7 +251,7 @@ class Propagation:
                 if state is not None and state.strategy[0] >= 0:
                     if made not in self.marks.may_be_own:
                         return False
-                    sums.add(made)
+                    sums |= {made, *self.marks.twins.get(made, ())}
                 else:
                     behind.add(made)
                     waiting.append(made)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from rhino.ir.arrays import Ints
 from rhino.ir.graph.graph import WHILE, YIELD, Graph
 from rhino.strategies.structure.dependences import Flow
+from rhino.strategies.structure.loop_nesting import regions
 
 _NONE, _SEVERAL = -1, -2
 
@@ -35,7 +36,7 @@ class Cones:
 def cones_of(graph: Graph, flow: Flow) -> Cones:
     """Returns the cones of `graph`, in time linear in its uses."""
     alone = _stands_alone(graph, flow).tolist()
-    body, producer, start = _innermost_loop(graph), flow.producer.tolist(), flow.start.tolist()
+    body, producer, start = regions(graph), flow.producer.tolist(), flow.start.tolist()
     readers = [_NONE] * graph.num_ops  # the cone that all readers seen so far are in
     cone = [_NONE] * graph.num_ops
     for op in np.flatnonzero(flow.counts)[::-1].tolist():
@@ -59,12 +60,3 @@ def _stands_alone(graph: Graph, flow: Flow) -> NDArray[np.bool_]:
     several[tied[tied >= 0]] = True
     result: NDArray[np.bool_] = several
     return result
-
-
-def _innermost_loop(graph: Graph) -> list[int]:
-    """Returns the op of the innermost loop that each op is in, -1 outside of all [ops]."""
-    inside = np.full(graph.num_ops, _NONE, dtype=np.int64)
-    for loop in graph.loops:  # sorted by op, so an inner loop comes after those around it
-        inside[loop.op + 1 : loop.end + 1] = loop.op
-    found: list[int] = inside.tolist()
-    return found

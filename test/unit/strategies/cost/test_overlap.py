@@ -7,7 +7,7 @@ from rhino.ir.cluster.cluster import load_cluster, mesh_axes
 from rhino.ir.graph.spec import PARTIAL, REPLICATED, all_specs, split
 from rhino.strategies.cost.buckets import packing_of
 from rhino.strategies.cost.compiled_step import compiled_step
-from rhino.strategies.cost.cost_model import CostModel, Window, reshard_seconds, step_seconds
+from rhino.strategies.cost.cost_model import CostModel, Window, collective_s, reshard_seconds, step_seconds
 from rhino.strategies.cost.overlap import windows
 from rhino.strategies.cost.reshard import moves
 from rhino.strategies.cost.target import TARGETS
@@ -116,8 +116,22 @@ def test_what_products_give_each_other_is_waited_for():
     assert [window_s(windows_, graph.results(op)[0], op + 1) for op in (0, 1, 2, 3, 4)] == [None] * 5
 
 
-def test_hosts_hide_and_join_nothing():
-    assert windows(program_of(STEP).graph, model_of("cpu8", (4,)), SECONDS) is None
+def test_hosts_join_sums_alone_and_hide_nothing():
+    model = model_of("cpu8", (4,))
+    graph = program_of(STEP).graph
+    windows_ = windows(graph, model, SECONDS)
+    assert set(windows_.joined_bytes) == {3 * WHOLE + 8192 * 1024 * 4}
+    gradient = graph.results(5)[0]
+    window, kind = windows_.window(gradient, None), graph.type_of(gradient)
+    assert window.seconds == 0
+
+    def saved(given, needed):
+        alone, together = (reshard_seconds(model, kind, [given], [needed], window=one) for one in (None, window))
+        return float((alone - together)[0, 0])
+
+    launch_s = collective_s(model.axes[0], "all_reduce", 0)
+    assert saved(PARTIAL, REPLICATED) == pytest.approx(launch_s * (1 - WHOLE / windows_.joined_bytes[gradient]))
+    assert saved(PARTIAL, split(0)) == saved(split(0), REPLICATED) == 0
 
 
 S = "tensor<4x1024x1024xf32>"
