@@ -2,9 +2,9 @@
 
 Reads     any StableHLO / CHLO module with calls, composites and ops of Shardy's.
 Writes    the entry function with every call inlined, CHLO, composites, tuples and deprecated ops in plain terms,
-          reductions that start from their identity, slices and updates of whole dims that start at zero, tensors
-          without elements as constants, branches as selections and loops, common subexpressions merged, dead code gone,
-          loops with values of their own
+          reductions that start from their identity, slices and updates of whole dims that start at zero, dims that are
+          indexed by a count as batching dims (passes/frontend/batching_dims.py), tensors without elements as constants,
+          branches as selections and loops, common subexpressions merged, dead code gone, loops with values of their own
           (passes/frontend/loop_values.py) and no stacks that follow from others (passes/frontend/loop_stashes.py),
           parts by hand over all axes (passes/frontend/manual_regions.py). Debug notes of Shardy's propagation are gone.
           Locations stay; an inlined op's says where it was called.
@@ -25,6 +25,7 @@ from rhino.ir.mlir.shardings import module_meshes
 from rhino.ir.program.identity import is_constant, make_constant
 from rhino.ir.program.numerics import needless_start
 from rhino.passes.base import Pass, Remarks, opt
+from rhino.passes.frontend.batching_dims import name_batching_dims
 from rhino.passes.frontend.branches import BRANCHES, split_branches
 from rhino.passes.frontend.empty_tensors import drop_empty_tensors
 from rhino.passes.frontend.inline import CALL, INLINE_ERRORS, inline_calls
@@ -60,6 +61,7 @@ class Normalize(Pass):
             split_branches(entry)
             ops = walk(entry.operation)
         drop_empty_tensors(ops)
+        name_batching_dims(ops)
         for op, (by, identity) in [(op, found) for op in ops if op.name == REDUCE and (found := needless_start(op))]:
             _start_from_identity(op, by, identity)
         for op in ops:

@@ -271,6 +271,17 @@ def ordered(p, batch):
     return descend(p, grads, 0.01), loss
 
 
+def chosen(p, batch):
+    """One output of each example, as of an action that was taken, and a loss that is not linear in it."""
+
+    def loss(p):
+        values = hidden(p, batch["x"]) @ p["down"]
+        return jnp.tanh(values[jnp.arange(values.shape[0]), batch["i"]]).mean()
+
+    value, grads = jax.value_and_grad(loss)(p)
+    return descend(p, grads), value
+
+
 STEPS = {
     "mean-loss": (mean_loss, params(), BATCH),
     "sum-loss": (sum_loss, params(), BATCH),
@@ -302,6 +313,7 @@ STEPS = {
     "looked-up": (looked_up, params(), {"i": SHAPE((8, 3), jnp.int32)}),
     "placed": (placed, params(), BATCH),
     "ordered": (ordered, params(), BATCH),
+    "chosen": (chosen, params(), {"x": BATCH["x"], "i": SHAPE((8,), jnp.int32)}),
     "rematerialized": (rematerialized, params(), BATCH),
 }
 MEMORY = (remembered, (params(), jnp.zeros((8, 10))), BATCH)
