@@ -61,7 +61,10 @@ IDS: Final[dict[str, tuple[ExitCode, str]]] = {
     ),
     "RHI-BATCH-001": (ExitCode.USAGE, "the number of micro-batches is less than one"),
     "RHI-BATCH-002": (ExitCode.BAD_INPUT, "the step has no batch"),
-    "RHI-BATCH-003": (ExitCode.BAD_INPUT, "the number of micro-batches does not divide the batch"),
+    "RHI-BATCH-003": (
+        ExitCode.BAD_INPUT,
+        "the number of micro-batches, or parts, does not divide the batch, or the blocks that it is cut in",
+    ),
     "RHI-BATCH-004": (ExitCode.BAD_INPUT, "micro-batches would have to synchronize inside the step"),
     "RHI-BATCH-005": (ExitCode.BAD_INPUT, "the step has nothing to accumulate over micro-batches"),
     "RHI-BATCH-006": (ExitCode.BAD_INPUT, "a sharding inside the step assumes the whole batch"),

@@ -43,7 +43,7 @@ from rhino.passes.base import Pass, Remarks, make_pass, opt
 from rhino.passes.frontend.inline import INLINE_ERRORS
 from rhino.passes.frontend.normalize import Normalize
 from rhino.passes.pipeline.accumulation import make_loop
-from rhino.passes.pipeline.batch_errors import refused
+from rhino.passes.pipeline.batch_errors import MICRO_BATCH, refused
 from rhino.passes.pipeline.batch_program import make_copies, start_from_zero, unmark
 from rhino.passes.pipeline.part_numbers import count_parts, drop_dead
 from rhino.passes.pipeline.part_slices import take_slices
@@ -65,7 +65,7 @@ BATCH: Final = ("batch", "no-batch", "batch-statistics")
 """Options that say what the batch is, and what may be taken of a part of it."""
 
 _SIDES: Final[tuple[Side, Side]] = ("arg", "res")
-_AXIS: Final = "micro-batch"
+_AXIS: Final = MICRO_BATCH
 _MESH: Final = "rhino.time"
 
 
@@ -137,8 +137,8 @@ class MicroBatch(Pass):
             what = "a statistic of each micro-batch, not of the batch"
             remarks.add(self.name, place, what)
 
-    def decide(self, module: ir.Operation, remarks: Remarks) -> tuple[Program, BatchParts]:
-        """Returns the program and how it takes its batch in parts.
+    def decide(self, module: ir.Operation, remarks: Remarks, part: str = MICRO_BATCH) -> tuple[Program, BatchParts]:
+        """Returns the program and how it takes its batch in parts, each of which an error calls `part`.
 
         What has to be known whole early is copied in the program.
         """
@@ -155,7 +155,7 @@ class MicroBatch(Pass):
                 mark_statistics(program, outcome.found)
                 continue
             if not isinstance(outcome, BatchParts):
-                raise refused(outcome, program, self.num)
+                raise refused(outcome, program, request, part)
             if not make_copies(program, outcome.found):
                 return program, outcome
             batch = outcome.batch

@@ -27,12 +27,13 @@ from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.graph.graph import BARRIER
 from rhino.ir.graph.spec import PARTIAL, REPLICATED, split_dim
 from rhino.ir.mlir.bindings import ir, stablehlo
-from rhino.ir.mlir.locations import name_of, place_of
+from rhino.ir.mlir.locations import place_of
 from rhino.ir.mlir.reader import entry_function
 from rhino.ir.program.identity import make_constant
 from rhino.ir.program.program import Program
 from rhino.passes.base import Pass, Remarks, opt, option_texts
 from rhino.passes.frontend.normalize import Normalize
+from rhino.passes.pipeline.batch_errors import PART, named
 from rhino.passes.pipeline.batch_program import unmark
 from rhino.passes.pipeline.micro_batch import MicroBatch, begin
 from rhino.passes.pipeline.part_numbers import drop_dead
@@ -78,7 +79,7 @@ def _take(micro: MicroBatch, module: ir.Operation, remarks: Remarks) -> list[Pla
 
     No handle of an op is left, for what is not read any more is to be erased.
     """
-    program, parts = micro.decide(module, remarks)
+    program, parts = micro.decide(module, remarks, PART)
     places = [place_of(program.ops[one].location, remarks.file) for one in sorted(parts.found.marks.owns)]
     _Parts(program, parts.found, micro.num).run()
     return places
@@ -166,11 +167,9 @@ class _Parts:
 
     def unknown(self, op: ir.Operation) -> RhinoError:
         """Returns the error about an op that is not known to run for parts."""
-        scope = name_of(op.location)
         return RhinoError(
             "RHI-BATCH-009",
-            f"'{op.name}'{f' in {scope!r}' if scope else ''} works on statistics of parts of the batch, which is not "
-            "known for such an op, nor in a loop",
+            f"{named(op)} works on statistics of parts of the batch, which is not known for such an op, nor in a loop",
             place_of(op.location, self.program.file),
             fix="take them of each micro-batch, with --micro-batches and --batch-statistics=per-part; or name the ops "
             f"whose sums are of a part: --batch-statistics={self.parts}-parts:NAME",

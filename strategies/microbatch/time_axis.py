@@ -92,14 +92,15 @@ What follows from the batch through one of them is not computed twice, nor in on
 class Meeting:
     """An op that reads a block of the batch and needs `value`, its operand number `operand`, whole.
 
-    The parts arise at op `source`. It is -1 where the value is split: each part has a block, and needs those of the
-    others.
+    The parts arise at op `source`. It is -1 where the value is split, along `dim`: each part has a block, and needs
+    those of the others. An op that reads no block is in a loop that does.
     """
 
     op: int
     operand: int
     value: int
     source: int
+    dim: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,8 @@ class Propagation:
 
     Shapes: `lays` [values], `phases` [ops], `states` [ops]: how ops of the loop run, None elsewhere. `copies` are the
     reads (op, operand) of what has to be computed whole before the loop as well. `meetings` says, by op, why one that
-    reads blocks is not in the loop. `statistics` are the ops whose sums are taken by each part for itself.
+    reads blocks, or is in a loop that does, is not in the loop. `statistics` are the ops whose sums are taken by each
+    part for itself.
     """
 
     def __init__(
@@ -208,12 +210,11 @@ class Propagation:
         if op in self.statistics and state is not None:
             for value in self.gives[op]:
                 self.lays[value] = Lay(Phase.LOOP)
-        reads_blocks = any(lay.is_split for lay in lays)
-        if state is None and reads_blocks:
-            self.meetings[op] = self._meeting(op, values, lays)
         # a loop waits with all of its body
-        if state is None and (reads_blocks or self.body_start > 0) and self._takes_statistics(op):
-            return
+        if state is None and (self.body_start > 0 or any(lay.is_split for lay in lays)):
+            self.meetings[op] = self._meeting(op, values, lays)
+            if self._takes_statistics(op):
+                return
         cheap = cls.name not in HEAVY and all(
             lay.phase == Phase.SETUP or self.cheap[v] for v, lay in zip(values, lays, strict=True)
         )
@@ -421,7 +422,8 @@ class Propagation:
         ]
         blocks = [read for read in reads if self.lays[read[2]].is_split]
         if blocks:
-            self.meetings[loop.op] = why or Meeting(*blocks[0], -1)
+            op, position, value = blocks[0]
+            self.meetings[loop.op] = why or Meeting(op, position, value, -1, split_dim(self.lays[value].spec))
         is_cheap = all(self.cheap[value] or self.lays[value].phase == Phase.SETUP for value in self.entering(loop))
         for value in self.gives[loop.op]:
             self.cheap[value] = is_cheap and not any(self.classes[op].name in HEAVY for op in self.body(loop))
@@ -448,7 +450,7 @@ class Propagation:
         if unsplit:
             return Meeting(op, unsplit[0], values[unsplit[0]], self.source(values[unsplit[0]]))
         last = max(position for position, lay in enumerate(lays) if lay.is_split)
-        return Meeting(op, last, values[last], -1)
+        return Meeting(op, last, values[last], -1, split_dim(lays[last].spec))
 
     def source(self, value: int) -> int:
         """Returns the op at which the parts of a value arise that is partial, or follows from one.

@@ -241,10 +241,33 @@ def test_of_a_whole_batch_it_is_the_step_that_is_written_for_a_part(name, parts)
     assert any(f"a statistic of each of {parts} parts of the batch" in str(one) for one in remarks.items)
 
 
-def test_a_loop_over_layers_is_refused_where_the_batch_is_taken_whole():
+@pytest.mark.parametrize("name", ["scanned", "scanned_experts"])
+def test_a_loop_over_layers_is_refused_where_the_batch_is_taken_whole(name):
     with pytest.raises(RhinoError, match=r"RHI-BATCH-009.*while") as error:
-        parted(scanned, 4)
+        parted(MODELS[name], 4)
     assert "--micro-batches" in str(error.value)
+
+
+def test_a_refusal_in_a_loop_names_the_sum_that_its_body_needs():
+    with pytest.raises(RhinoError, match=r"RHI-BATCH-004.*in a loop.*needs a value of the whole batch") as error:
+        divided(scanned_experts, 4, "")
+    assert "computed stablehlo.reduce in" in str(error.value)
+
+
+def test_a_refusal_speaks_of_parts_where_parts_are_asked_for():
+    with pytest.raises(RhinoError, match=r"RHI-BATCH-003.* 5 parts do not divide the batch") as error:
+        parted(perceptron, 5)
+    assert "micro-batch" not in str(error.value)
+    with pytest.raises(RhinoError, match=r"RHI-BATCH-004.* parts would have to synchronize") as error:
+        parted(perceptron, 4, ":*first*")
+    assert "with --batch-statistics=4-parts; or" in str(error.value)
+
+
+def test_micro_batches_have_to_divide_the_parts():
+    both = "rhino-parted-statistics{batch-statistics=8-parts},rhino-micro-batch{num=16 batch-statistics=8-parts}"
+    with pytest.raises(RhinoError, match=r"RHI-BATCH-003.* 16 micro-batches do not divide the 8 blocks") as error:
+        passed(perceptron, both)
+    assert "ask for one of 1, 2, 4, 8" in str(error.value)
 
 
 def test_names_say_which_statistics_are_of_a_part_of_a_whole_batch():
