@@ -262,15 +262,15 @@ def test_numbers_stand_for_others_only_where_there_are_several():
     def layers(params: list[Any], x: Any) -> Any:
         for number, w in enumerate(params):
             with jax.named_scope(f"layer{number}"):
-                x = x @ w
+                x = jnp.tanh(x @ w)
         return x
 
-    def plan_with(*pins: str) -> rhino.Plan:
-        pins = ("x=[{}, {}]", "result:0=[{}, {}]", *pins)
-        return rhino.parallelize(layers, cluster="cpu8", mesh="8", pins=pins).plan([jnp.ones((64, 64))] * 3, x)
+    def plan_with(*pins: str, last: str = "params[2]=[{}, {}]") -> rhino.Plan:
+        pins = ("x=[{}, {}]", "params[0]=[{}, {}]", last, "params[3]=[{}, {}]", "result:0=[{}, {}]", *pins)
+        return rhino.parallelize(layers, cluster="cpu8", mesh="8", pins=pins).plan([jnp.ones((64, 64))] * 4, x)
 
     x, pin = jnp.ones((64, 64)), "params[{}]=[{{x}}, {{}}]"
-    free, one, two = plan_with(), plan_with(pin.format(1)), plan_with(pin.format(1), pin.format(2))
+    free, one, two = plan_with(), plan_with(pin.format(1)), plan_with(pin.format(1), last=pin.format(2))
     for text in (free.diff(one), free.why_not(pin.format(1))):
         changed = [line for line in text.splitlines() if line.startswith("argument params")]
         assert [line.split(":")[0] for line in changed] == ["argument params[1]"]
