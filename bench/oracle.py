@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 from unittest.mock import patch
 
@@ -34,6 +34,7 @@ from rhino.ir.mlir.reader import entry_function
 from rhino.ir.program.program import read_program
 from rhino.strategies.choice.choice import Choice
 from rhino.strategies.cost.cost_model import CostModel
+from rhino.strategies.cost.target import Target
 from rhino.strategies.sharding.choice_problem import build
 from rhino.strategies.solver.answer import Answer, Infeasible
 from rhino.strategies.solver.search import Limits, Search
@@ -79,8 +80,16 @@ def draw_machine(seed: int, sizes: Sequence[int]) -> Machine:
     return Machine(between(1e9, 1e12), others, costly, between(1e9, 1e11), tuple(axes), *fixed)
 
 
+class _Alone(CostModel):
+    """A host whose collectives are waited for one by one: the oracle joins none."""
+
+    @property
+    def target(self) -> Target:
+        return replace(super().target, joined=frozenset(), joined_bytes=0)
+
+
 def cost_model(machine: Machine, dtype: str) -> CostModel:
-    """Returns the machine as the search takes it, as a host, on which all collectives are waited for."""
+    """Returns the machine as the search takes it."""
     device = Device(
         "drawn",
         (("f32", machine.products_per_s), (dtype, machine.products_per_s))
@@ -112,7 +121,7 @@ def cost_model(machine: Machine, dtype: str) -> CostModel:
         )
         for name, one in zip("xyz", machine.axes, strict=False)
     ]
-    return CostModel(device, tuple(axes))
+    return _Alone(device, tuple(axes))
 
 
 def graph_of(program: SmallProgram, sizes: tuple[int, ...]) -> Graph:
