@@ -19,7 +19,6 @@ from rhino.passes.analysis.critical_path import AnnotateCriticalPath
 from rhino.passes.analysis.segments import AnnotateSegments
 from rhino.passes.base import Item, Pass, make_pass, make_passes, option_names, option_texts
 from rhino.passes.frontend.normalize import Normalize
-from rhino.passes.layout.choose_layouts import ChooseLayouts
 from rhino.passes.layout.materialize_strides import MaterializeStrides
 from rhino.passes.layout.pad import PadDims, refuse_pads
 from rhino.passes.pipeline.fold_layers import FoldLayers
@@ -30,6 +29,7 @@ from rhino.passes.pipeline.pipeline_stages import PipelineStages
 from rhino.passes.pipeline.rematerialize import Rematerialize, parse_remat
 from rhino.passes.pipeline.split_scans import SplitScans
 from rhino.passes.pipeline.split_stages import SplitStages
+from rhino.passes.planner.choose_layouts import ChooseLayouts
 from rhino.passes.precision.mixed_precision import MixedPrecision
 from rhino.passes.sharding.choose_shardings import ChooseShardings
 from rhino.passes.sharding.localize import Localize

@@ -23,7 +23,6 @@ from rhino.keywords import in_keywords
 from rhino.passes.base import Remarks, make_passes
 from rhino.passes.frontend.normalize import Normalize
 from rhino.passes.frontend.stage_marks import BOUNDARY, num_marked_stages
-from rhino.passes.layout.choose_layouts import host_shares
 from rhino.passes.layout.pad import refuse_pads
 from rhino.passes.pipeline.micro_batch import BATCH
 from rhino.passes.pipeline.part_statistics import num_statistics_parts
@@ -32,6 +31,7 @@ from rhino.passes.pipeline.rematerialize import refuse_several
 from rhino.passes.planner.aot import LOCALIZED, SEARCHED, Comparer, Judged, first_form
 from rhino.passes.planner.aot_parallel import CompilerFor, Compiles, compilers_of
 from rhino.passes.planner.autotune import NOT_MADE, Made, choose_plan
+from rhino.passes.planner.choose_layouts import host_shares
 from rhino.passes.planner.evaluate import Setup
 from rhino.passes.planner.module_facts import cluster_lines
 from rhino.passes.planner.request import MEMORY, Decided, PlanRequest

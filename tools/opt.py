@@ -25,7 +25,7 @@ from rhino.ir.mlir.manual import bytecode
 from rhino.ir.mlir.reader import read_module
 from rhino.ir.plan.files import save_plan
 from rhino.passes.base import Item, Remarks, read_options
-from rhino.passes.layout.choose_layouts import LayoutChoice, host_shares
+from rhino.passes.planner.choose_layouts import LayoutChoice, host_shares
 from rhino.passes.planner.unstaged_plan import search
 from rhino.passes.sharding.choose_shardings import ShardingChoice
 from rhino.passes.sharding.localize import Localize

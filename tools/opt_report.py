@@ -8,7 +8,7 @@ from __future__ import annotations
 from rhino.ir.graph.collective_stats import CollectiveStats
 from rhino.ir.units import PEAK, format_bytes, format_seconds, peak_text
 from rhino.passes.base import Remarks
-from rhino.passes.layout.choose_layouts import LayoutChoice
+from rhino.passes.planner.choose_layouts import LayoutChoice
 from rhino.passes.sharding.choose_shardings import PhaseTimes, ShardingChoice
 
 

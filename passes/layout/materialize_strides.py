@@ -110,6 +110,14 @@ class Viewable:
             return Views({}, {}, ())
         return find_views(self.program.graph, self.cuts, self.able, _blocked(self.program), parts)
 
+    def fixed(self) -> frozenset[Place]:
+        """Returns the places that stay as they are where those of arguments and results do."""
+        graph = self.program.graph
+        values = (*range(len(graph.arguments)), *graph.returns)
+        return _blocked(self.program) | {
+            (value, dim) for value in values for dim in range(len(graph.type_of(value).shape))
+        }
+
     def write(self, views: Views) -> None:
         """Rewrites the step in views."""
         if views.values:

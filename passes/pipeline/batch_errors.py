@@ -9,8 +9,9 @@ from typing import Final
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.locations import name_of, place_of
-from rhino.ir.program.local_rules import shape_of
 from rhino.ir.program.program import Program
+from rhino.passes.layout.merged_batch import merged
+from rhino.passes.layout.shapes import RESHAPE, shape_of
 from rhino.strategies.microbatch.micro_batch import (
     BatchParts,
     BatchRequest,
@@ -25,8 +26,6 @@ from rhino.strategies.microbatch.time_axis import Meeting
 
 MICRO_BATCH: Final = "micro-batch"
 PART: Final = "part"
-
-_RESHAPE: Final = "stablehlo.reshape"
 
 
 def refused(outcome: Outcome, program: Program, request: BatchRequest, part: str) -> RhinoError:
@@ -86,7 +85,7 @@ def _cut(program: Program, meeting: Meeting, parts: int, part: str) -> RhinoErro
 def _batch_begins(program: Program, meeting: Meeting) -> int | None:
     """Returns the dim of a reshape's result that begins where the batch does; None where none does."""
     op = program.ops[meeting.op]
-    if op.name != _RESHAPE or meeting.dim is None:
+    if op.name != RESHAPE or meeting.dim is None:
         return None
     before, after = shape_of(op.operands[0]), shape_of(op.results[0])
     outer = prod(before[: meeting.dim])
@@ -113,12 +112,15 @@ def _not_free(sync: Sync, program: Program, request: BatchRequest, part: str) ->
     waits = program.describe(graph.results(sync.waits).start) if graph.results(sync.waits) else heavy.name
     notes.append(f"work of each {part} waits for it: {waits} at {place_of(heavy.location, program.file)}")
     notes.append(f"the batch is taken to be {_dims(program, sync.batch)}")
-    if is_inside := meeting.source < 0 and op.name == _RESHAPE and _batch_begins(program, meeting) is None:
-        notes.append(f"it joins dim {meeting.dim}, the batch, to dims before it: a {part} is no block of what it makes")
+    is_merged = merged(op, meeting.dim) is not None
+    if is_merged:
+        notes.append(
+            f"it merges dim {meeting.dim}, the batch, with dims before it, and not all that follows can take them apart"
+        )
     is_asked = meeting.source < 0 or meeting.source in request.marks.may_be_own
     statistics = "per-part" if part == MICRO_BATCH else f"{request.parts}-parts"
     fix = "" if is_asked else f"take it of each {part} with --batch-statistics={statistics}; or "
-    fix += "have the batch as the first dim, as with batch_first=True in PyTorch; or " if is_inside else ""
+    fix += "transpose before it, so that the batch comes first; or " if is_merged else ""
     fix += (
         "make examples independent of each other: normalize over groups or layers instead of the batch, take negatives "
         f"from each {part}, or keep the batch whole; if the batch is another dim, name it with --batch"

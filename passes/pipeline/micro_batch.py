@@ -42,6 +42,7 @@ from rhino.ir.units import format_bytes
 from rhino.passes.base import Pass, Remarks, make_pass, opt
 from rhino.passes.frontend.inline import INLINE_ERRORS
 from rhino.passes.frontend.normalize import Normalize
+from rhino.passes.layout.merged_batch import unmerge_inputs
 from rhino.passes.pipeline.accumulation import make_loop
 from rhino.passes.pipeline.batch_errors import MICRO_BATCH, refused
 from rhino.passes.pipeline.batch_program import make_copies, start_from_zero, unmark
@@ -140,10 +141,12 @@ class MicroBatch(Pass):
     def decide(self, module: ir.Operation, remarks: Remarks, part: str = MICRO_BATCH) -> tuple[Program, BatchParts]:
         """Returns the program and how it takes its batch in parts, each of which an error calls `part`.
 
-        What has to be known whole early is copied in the program.
+        What has to be known whole early is copied in the program. Dims of inputs that it merges with dims before them
+        are kept apart, where that is in the way.
         """
         mesh = Mesh(((_AXIS, self.num),))
         batch: Mapping[int, int] = {}
+        is_apart = False
         while True:
             run_on_functions(module, "sdy-populate-op-sharding-rules")
             program = read_program(entry_function(module, remarks.file), mesh, remarks.file)
@@ -151,6 +154,10 @@ class MicroBatch(Pass):
             outcome = take_in_parts(program.graph, replace(request, batch=batch or request.batch))
             if isinstance(outcome, Sync) and start_from_zero(program, outcome.meeting):
                 continue
+            if isinstance(outcome, Sync) and not is_apart:
+                is_apart = True
+                if unmerge_inputs(module, remarks.file):
+                    continue
             if isinstance(outcome, PartStatistics):
                 mark_statistics(program, outcome.found)
                 continue

@@ -31,7 +31,6 @@ from rhino.ir.program.program import Program, read_program
 from rhino.ir.units import PEAK, format_bytes
 from rhino.passes.base import Item, Remarks, make_passes
 from rhino.passes.frontend.stage_marks import BOUNDARY
-from rhino.passes.layout.choose_layouts import viewed_copy
 from rhino.passes.pipeline.divider import Divider
 from rhino.passes.pipeline.fold_layers import FoldedLayers, FoldLayers
 from rhino.passes.pipeline.micro_batch import BATCH, MicroBatch, batch_size
@@ -40,6 +39,7 @@ from rhino.passes.pipeline.parted_statistics import PartedStatistics
 from rhino.passes.pipeline.rematerialize import Rematerialize, Rematerializer
 from rhino.passes.pipeline.sharded_step import unlike_devices
 from rhino.passes.pipeline.split_scans import SplitScans, find_layers
+from rhino.passes.planner.choose_layouts import viewed_copy
 from rhino.passes.precision.mixed_precision import MixedPrecision
 from rhino.passes.registry import before_choice
 from rhino.passes.sharding.planning_pass import Target, begin_choice, group_target, rank_target, with_offload

@@ -38,7 +38,7 @@ from rhino.ir.plan.plan import (
 )
 from rhino.ir.program.program import Program
 from rhino.ir.units import format_seconds
-from rhino.passes.layout.choose_layouts import LayoutChoice
+from rhino.passes.planner.choose_layouts import LayoutChoice
 from rhino.passes.sharding.choose_shardings import ShardingChoice
 from rhino.strategies.choice.choice import Choice
 from rhino.strategies.choice.sharding_plan import ShardingPlan, Transfer

@@ -21,9 +21,9 @@ from rhino.ir.mlir.shardings import MESH_NAME, module_mesh
 from rhino.ir.plan.changes import check_current
 from rhino.ir.plan.plan import Plan, Predicted
 from rhino.passes.base import Remarks, make_pass, option_names
-from rhino.passes.layout.choose_layouts import HostShare, LayoutChoice, swap
 from rhino.passes.layout.materialize_strides import write_views
 from rhino.passes.layout.pad import PadDims, padded_arguments
+from rhino.passes.planner.choose_layouts import HostShare, LayoutChoice, swap
 from rhino.passes.planner.module_facts import (
     Sides,
     Unsplit,

@@ -23,12 +23,12 @@ Source: Rhino 4.1 and 4.3.3 (other strides than the maximum only where they redu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import gcd
 from typing import Final
 
-from rhino.ir.graph.blocks import Blocks, View, whole
+from rhino.ir.graph.blocks import Blocks, View, viewed_shape, whole
 from rhino.ir.graph.graph import Graph
 from rhino.strategies.structure.factor_links import Cut, End, Link, Links, Place, tensors_of
 
@@ -107,6 +107,27 @@ def views_of(graph: Graph, cuts: Mapping[int, Cut], able: Sequence[bool], values
     finder = _Finder(graph, cuts, able, frozenset(), 1)
     for value, view in values.items():
         finder.blocks |= {(value, dim): blocks for dim, blocks in enumerate(view) if not blocks.is_whole}
+    return finder.views(())
+
+
+def views_without_borders(
+    graph: Graph,
+    cuts: Mapping[int, Cut],
+    able: Sequence[bool],
+    blocked: frozenset[Place],
+    seeds: Iterable[tuple[Place, Blocks]],
+) -> Views:
+    """Returns the views that come of dims in blocks, of each that all ops can follow.
+
+    They have no regions. Arguments are as `find_views` has them.
+    """
+    finder = _Finder(graph, cuts, able, blocked, 1)
+    for place, blocks in seeds:
+        if place not in finder.blocks:
+            grown = {**finder.blocks, **finder.joined.grow(place, blocks, finder.spread)}
+            touched = {op for value, _ in grown for op in finder.joined.touching[value]}
+            if not any(finder.has_border(op, grown) for op in touched):
+                finder.blocks = grown
     return finder.views(())
 
 
@@ -241,7 +262,7 @@ class _Finder:
             if wanted.is_whole:
                 if known is not None:
                     return {}
-            elif other in self.blocked or known not in (None, wanted):
+            elif (wanted.is_split and other in self.blocked) or known not in (None, wanted):
                 return {}
             elif known is None:
                 found[other] = wanted
@@ -333,6 +354,13 @@ class _Finder:
             if self.is_apart(value, view, blocks)
         )
         return times * sum(self.graph.type_of(value).num_bytes for value in apart)
+
+    def has_border(self, op: int, blocks: Mapping[Place, Blocks]) -> bool:
+        """Says whether an op has a value in another shape than it is stored in."""
+        return any(
+            not self.free[value] and viewed_shape(view) != viewed_shape(self.stored(value, blocks))
+            for value, view in zip(self.joined.tensors(op), self.at(op, blocks), strict=True)
+        )
 
     def is_apart(self, value: int, view: View, blocks: Mapping[Place, Blocks]) -> bool:
         """Says whether a value has to be moved to be seen in a view; a free one is made in it."""

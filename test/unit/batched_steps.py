@@ -282,6 +282,27 @@ def chosen(p, batch):
     return descend(p, grads), value
 
 
+def length_first(p, batch):
+    """All rows are one dim, [length * batch, width], in a loop and outside; the batch is merged with heads, too."""
+
+    def rows(h, w):  # [length, batch, width]
+        return (jnp.tanh(h.reshape(-1, h.shape[-1]) @ w) + w[0]).reshape(*h.shape[:-1], w.shape[-1])
+
+    def attended(h):
+        heads = h.reshape(len(h), -1, 5).swapaxes(0, 1)  # [batch * heads, length, 5]
+        chances = jax.nn.softmax(heads @ heads.swapaxes(1, 2))
+        return (chances @ heads).swapaxes(0, 1).reshape(h.shape)
+
+    def loss(p):
+        h, between = p["up"][batch["i"]].swapaxes(0, 1), p["down"] @ p["up"][:4]
+        h, _ = jax.lax.scan(lambda h, w: (rows(attended(h), w), None), h, jnp.stack([between, between.T]))
+        h = rows(h[::-1], p["down"])
+        return (h.reshape(-1, 4) ** 2).sum(axis=1).mean()
+
+    value, grads = jax.value_and_grad(loss)(p)
+    return descend(p, grads), value
+
+
 STEPS = {
     "mean-loss": (mean_loss, params(), BATCH),
     "sum-loss": (sum_loss, params(), BATCH),
@@ -313,6 +334,7 @@ STEPS = {
     "looked-up": (looked_up, params(), {"i": SHAPE((8, 3), jnp.int32)}),
     "placed": (placed, params(), BATCH),
     "ordered": (ordered, params(), BATCH),
+    "length-first": (length_first, params(), {"i": SHAPE((8, 3), jnp.int32)}),
     "chosen": (chosen, params(), {"x": BATCH["x"], "i": SHAPE((8,), jnp.int32)}),
     "rematerialized": (rematerialized, params(), BATCH),
 }

@@ -10,10 +10,10 @@ from rhino.ir.mlir.bindings import ir, make_context
 from rhino.ir.mlir.reader import read_module, walk
 from rhino.passes.base import Pass, Remarks, make_pass, opt, read_options
 from rhino.passes.frontend.normalize import Normalize
-from rhino.passes.layout.choose_layouts import ChooseLayouts
 from rhino.passes.layout.pad import PadDims
 from rhino.passes.pipeline.micro_batch import MicroBatch
 from rhino.passes.pipeline.split_scans import SplitScans
+from rhino.passes.planner.choose_layouts import ChooseLayouts
 from rhino.passes.registry import PARALLEL, PASSES, PIPELINES, build_named, known_names
 from rhino.passes.sharding.choose_shardings import ChooseShardings, PhaseTimes, ShardingChoice
 from rhino.passes.sharding.localize import Localize

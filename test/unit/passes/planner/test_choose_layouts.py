@@ -19,8 +19,8 @@ from rhino.ir.plan.plan import Tensor, dims_between_calls
 from rhino.ir.plan.plan_json import plan_data, plan_of, plan_text
 from rhino.ir.program.stored_shapes import VIEW
 from rhino.passes.base import Remarks
-from rhino.passes.layout import choose_layouts
-from rhino.passes.layout.choose_layouts import LayoutChoice
+from rhino.passes.planner import choose_layouts
+from rhino.passes.planner.choose_layouts import LayoutChoice
 from rhino.passes.planner.module_facts import boundary
 from rhino.passes.planner.unstaged_plan import annotate, search
 from rhino.passes.sharding.choose_shardings import ShardingChoice
