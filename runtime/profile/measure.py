@@ -118,6 +118,8 @@ def _families(num_devices: int, dtypes: Iterable[str]) -> Iterator[Family]:
     yield programs.arithmetic()
     yield programs.roots()
     yield programs.convolutions("f32")
+    if num_devices > 1:
+        yield programs.computing()
     for inner in (size for size in range(2, num_devices + 1) if num_devices % size == 0):
         for kind in KINDS:
             yield programs.collective(kind, inner)
@@ -193,7 +195,13 @@ def _samples(timed: Sequence[_Timed]) -> Iterator[Sample]:
     (few_s, _), (many_s, _) = (one.quartiles_s() for one in launches)
     array_s = max(many_s - few_s, LEAST_S) / (launches[1].work - launches[0].work)
     launch_s = max(few_s - launches[0].work * array_s, LEAST_S)
+    between_s = next((one.quartiles_s()[0] for one in timed if one.group == "between"), 0.0)
     for one in timed:
         low, high = one.quartiles_s()
-        net_s = low if one.group in ("launch", "transfer") else low - launch_s - one.num_arrays * array_s
+        if one.group in ("launch", "transfer"):
+            net_s = low
+        elif one.group in KINDS:  # the launch is in both
+            net_s = low - between_s
+        else:
+            net_s = low - launch_s - one.num_arrays * array_s
         yield Sample(one.group, one.inner, one.work, max(net_s, low * _LEAST_SHARE) / one.repeats, (high - low) / low)

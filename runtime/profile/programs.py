@@ -174,13 +174,36 @@ def _train_convolution(x: jax.Array, w: jax.Array) -> Arrays:
     return (y, *back(y))
 
 
+_LINKS: Final = 4
+_WIDTH: Final = 256
+"""Rows and columns of what is computed between collectives, one product each."""
+
+
 def collective(kind: str, inner: int) -> Family:
     """Yields chains of one kind of collective in groups of `inner` devices, all groups at once.
 
-    The work of a chain is the payload in bytes.
+    Between two of them each device computes, as in a step: devices that share cores do not arrive at the same time. The
+    work of a chain is the payload in bytes; what `computing` takes is to be taken off its time.
     """
     for size in (1 << 8, 1 << 12, 1 << 15, 1 << 18, 1 << 20, 1 << 22, 1 << 24):
-        yield Probe(kind, 4.0 * size, 8, _chain(8, lambda y: _collective(kind, y, inner)), ((size,),), inner=inner)
+        yield _beside_products(kind, size, lambda y: _collective(kind, y, inner), inner)
+
+
+def computing() -> Family:
+    """Yields the chain of `collective` without collectives."""
+    yield _beside_products("between", 1 << 8, lambda y: y, 1)
+
+
+def _beside_products(group: str, size: int, link: Callable[[jax.Array], jax.Array], inner: int) -> Probe:
+    """Returns a chain of links, a product before each, which waits for the link before and is waited for."""
+
+    def local(y: jax.Array, z: jax.Array, w: jax.Array) -> Arrays:
+        for _ in range(_LINKS):
+            z = (z * (2 * y[0])) @ w
+            y = link(lax.dynamic_update_slice_in_dim(y, y[:1] * z[0, 0], 0, 0))
+        return (y, z)
+
+    return Probe(group, 4.0 * size, _LINKS, local, ((size,), (_WIDTH, _WIDTH), (_WIDTH, _WIDTH)), inner=inner)
 
 
 def _collective(kind: str, y: jax.Array, inner: int) -> jax.Array:

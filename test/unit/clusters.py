@@ -13,7 +13,10 @@ atexit.register(_FOLDER.cleanup)
 
 @cache
 def waiting(preset):
-    """Returns the file of a preset's cluster on which all collectives are waited for, one by one, as on hosts."""
+    """Returns the file of a preset's cluster on which all collectives are waited for, as on hosts.
+
+    Tests in which each has a launch of its own take the fixture `one_by_one`, too.
+    """
     file = Path(_FOLDER.name) / f"{preset}.toml"
     lines = [line for line in PRESETS[preset].splitlines() if not line.startswith("compile_for")]
     file.write_text("\n".join(lines).replace('platform = "gpu"', 'platform = "cpu"'), encoding="utf-8")

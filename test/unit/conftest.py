@@ -5,7 +5,12 @@ XLA and JAX read the environment when they start, so this stands before any impo
 
 import gc
 import os
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
+
+import pytest
 
 FLAGS = (
     "--xla_force_host_platform_device_count=8",
@@ -27,3 +32,12 @@ def pytest_collection_finish(session: Any) -> None:
     """Takes what tests have imported out of what is looked through."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="module")
+def one_by_one() -> Iterator[None]:
+    """The compiler for hosts joins no collectives: each is launched by itself."""
+    from rhino.strategies.cost.target import TARGETS  # noqa: PLC0415 - XLA reads the environment first
+
+    with patch.dict(TARGETS, cpu=replace(TARGETS["cpu"], joined=frozenset(), joined_bytes=0)):
+        yield

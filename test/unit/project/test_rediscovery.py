@@ -33,6 +33,7 @@ TARGET, MACHINES = f"{waiting('v100x8')}:8", f"{waiting('v100x8x2')}:2x8"
 DOT, CONVOLUTION = "stablehlo.dot_general", "stablehlo.convolution"
 S0, S1, S2 = map(split, range(3))
 GATHER, SCATTER = "all_gather", "reduce_scatter"
+pytestmark = pytest.mark.usefixtures("one_by_one")
 
 
 @dataclass(frozen=True, eq=False)
