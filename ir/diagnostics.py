@@ -71,6 +71,8 @@ IDS: Final[dict[str, tuple[ExitCode, str]]] = {
     "RHI-BATCH-007": (ExitCode.BAD_INPUT, "an option about the batch matches no argument"),
     "RHI-BATCH-008": (ExitCode.BAD_INPUT, "what is asked of statistics of the batch is not known"),
     "RHI-BATCH-009": (ExitCode.BAD_INPUT, "an op on statistics of parts of the batch is not known to run for parts"),
+    "RHI-REPLICA-001": (ExitCode.USAGE, "the micro-batches cannot be divided among so many replicas"),
+    "RHI-REPLICA-002": (ExitCode.BAD_INPUT, "what a loop over micro-batches accumulates cannot be joined"),
     "RHI-AMP-001": (ExitCode.USAGE, "a step cannot be rewritten to compute in this type"),
     "RHI-OFFLOAD-001": (ExitCode.USAGE, "arguments cannot lie in host memory: how fast devices reach it is not known"),
     "RHI-REMAT-001": (ExitCode.USAGE, "the share of the activation stash to recompute is malformed"),

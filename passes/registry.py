@@ -11,6 +11,7 @@ from rhino.ir.cluster.cluster import load_cluster
 from rhino.ir.cluster.groups import largest_memory
 from rhino.ir.cluster.mesh import mesh_of_shape, parse_mesh
 from rhino.ir.diagnostics import RhinoError
+from rhino.ir.program.replicas import parse_replicas
 from rhino.ir.units import parse_size
 from rhino.passes.analysis.annotate_candidates import AnnotateCandidates
 from rhino.passes.analysis.annotate_work import AnnotateWork
@@ -22,11 +23,13 @@ from rhino.passes.frontend.normalize import Normalize
 from rhino.passes.layout.materialize_strides import MaterializeStrides
 from rhino.passes.layout.pad import PadDims, refuse_pads
 from rhino.passes.pipeline.fold_layers import FoldLayers
+from rhino.passes.pipeline.join_replicas import JoinReplicas
 from rhino.passes.pipeline.micro_batch import BATCH, MicroBatch
 from rhino.passes.pipeline.part_statistics import num_statistics_parts
 from rhino.passes.pipeline.parted_statistics import PartedStatistics
 from rhino.passes.pipeline.pipeline_stages import PipelineStages
 from rhino.passes.pipeline.rematerialize import Rematerialize, parse_remat
+from rhino.passes.pipeline.split_replicas import SplitReplicas
 from rhino.passes.pipeline.split_scans import SplitScans
 from rhino.passes.pipeline.split_stages import SplitStages
 from rhino.passes.planner.choose_layouts import ChooseLayouts
@@ -47,6 +50,7 @@ PASSES: Final[tuple[type[Pass], ...]] = (
     AnnotateCones,
     AnnotateCriticalPath,
     FoldLayers,
+    JoinReplicas,
     Localize,
     MaterializeStrides,
     MicroBatch,
@@ -60,6 +64,7 @@ PASSES: Final[tuple[type[Pass], ...]] = (
     Rematerialize,
     AnnotateSegments,
     SplitScans,
+    SplitReplicas,
     SplitStages,
     Strip,
 )
@@ -178,6 +183,7 @@ def shard_in_parts(options: Mapping[str, str]) -> tuple[tuple[Item, ...], tuple[
 
 _STAGED: Final = (
     MicroBatch,
+    JoinReplicas,
     ChooseLayouts,
     PinShardings,
     OpRules,
@@ -186,22 +192,40 @@ _STAGED: Final = (
     Rematerialize,
     MixedPrecision,
     PartedStatistics,
+    SplitReplicas,
 )
 
 
 def _auto_parallel(options: Mapping[str, str]) -> tuple[Item, ...]:
     refuse_pads(options)
-    micro, choose, pin, rules, stages, split, again, amp, parted = make_passes(_STAGED, options, PARALLEL)
+    micro, join, choose, pin, rules, stages, split, again, amp, parted, apart = make_passes(_STAGED, options, PARALLEL)
     assert isinstance(choose, ChooseShardings)
     assert isinstance(stages, PipelineStages)
     assert isinstance(again, Rematerialize)
     cluster = load_cluster(stages.cluster)
-    num_ranks = choose.ranks if "ranks" in options else max(1, stages.stages)
+    replicas = parse_replicas(options["replicas"]).count if options.get("replicas") else 1
+    num_ranks = choose.ranks if "ranks" in options else max(1, stages.stages, replicas)
     rank = parse_mesh(choose.mesh) if choose.mesh else mesh_of_shape((max(1, cluster.num_devices // num_ranks),))
     budget = parse_size(choose.budget) if choose.budget else largest_memory(cluster)
     # Shardings are chosen for the whole step, which has the memory of all ranks. What each device holds in the end is
     # proven for the list of instructions.
     choose = replace(choose, mesh=str(rank), ranks=num_ranks)
+    if options.get("replicas"):
+        return (
+            Normalize(),  # As below.
+            *((amp,) if "amp" in options else ()),
+            rules,
+            *_parted_first(parted, options),
+            micro,
+            Normalize(),
+            *((again,) if repeats(options) else ()),
+            join,  # Before the search, which prices what replicas send.
+            "func.func(sdy-populate-op-sharding-rules)",
+            pin,
+            replace(choose, ranks=1, side_by_side=num_ranks),
+            "func.func(sdy-drop-sharding-rules)",
+            apart,
+        )
     stages = replace(stages, budget=str(budget))
     shard: tuple[Item, ...] = (
         Normalize(),  # Again, for the loop that is new.

@@ -17,6 +17,7 @@ import jax
 
 from rhino.call import kind_name
 from rhino.ir.diagnostics import RhinoError
+from rhino.ir.program.replicas import parse_replicas
 from rhino.ir.units import parse_size
 from rhino.passes.pipeline.rematerialize import parse_remat
 
@@ -40,6 +41,7 @@ _KEYWORDS: Final = {
             "offload",
             "pad",
             "remat",
+            "replicas",
             "schedule",
             "stages",
         )
@@ -63,6 +65,17 @@ def count(name: str, given: SupportsIndex | None) -> int | None:
     if number is None or number < 1:
         raise RhinoError("RHI-JAX-002", f"{name} is {given!r:.60}", fix="give a number from 1, or leave it out")
     return number
+
+
+def replicas_text(given: SupportsIndex | str) -> str:
+    """Returns the text for a number of replicas, or for the micro-batches of each.
+
+    Raises:
+        RhinoError: RHI-JAX-002 where it is neither a number from 1 nor a text, RHI-REPLICA-001 for another text.
+    """
+    text = given if isinstance(given, str) else str(count("replicas", given))
+    parse_replicas(text)
+    return text
 
 
 def text_of(name: str, given: object, fix: str) -> str:

@@ -21,7 +21,7 @@ from rhino.ir.plan.plan import AUTOTUNE, SHARD
 from rhino.ir.plan.plan import Plan as PlanFacts
 from rhino.ir.units import format_bytes, format_seconds
 from rhino.jit_program import Getter, NewShapesError
-from rhino.keywords import budget_bytes, count, devices_of, path_of, remat_shares, texts
+from rhino.keywords import budget_bytes, count, devices_of, path_of, remat_shares, replicas_text, texts
 from rhino.new_arguments import differences
 from rhino.passes.planner.aot import smaller_budget
 from rhino.passes.planner.request import COMPARE, MEMORY, MOST_COMPILES
@@ -261,6 +261,7 @@ def parallelize(
     devices: Sequence[jax.Device] | None = None,
     on_new_shapes: OnNewShapes = "plan",
     stages: SupportsIndex | None = None,
+    replicas: SupportsIndex | str | None = None,
     micro_batches: SupportsIndex | None = None,
     schedule: str | None = None,
     remat: float | str | None = None,
@@ -299,8 +300,10 @@ def parallelize(
         on_new_shapes: what to do when arguments of other shapes are passed: "plan" for them too, or "error".
         stages: into how many stages of a pipeline the function is cut, each on devices of its own; `mesh` is then that
             of one stage. Left out, one, or as many as `rhino.stage_boundary` says.
-        micro_batches: into how many parts the batch is taken, one after the other; with stages, left out, the best
-            number is searched for.
+        replicas: on how many ranks the function runs as data parallelism, each with a share of the micro-batches by its
+            speed; as "5;3", on ranks that take so many. `mesh` is then that of one rank.
+        micro_batches: into how many parts the batch is taken, one after the other; with stages or replicas, left out,
+            the best number is searched for.
         schedule: in which order stages run: "1f1b", "eager-1f1b", "gpipe", "interleaved", "zero-bubble" or
             "zero-bubble-h2".
         remat: the share of the activation stash that the backward pass recomputes, 0 to 1; left out, none. As "0;0.5"
@@ -358,7 +361,13 @@ def parallelize(
     given += [name for name, one in (("constraints", constraints), ("budget", budget)) if one is not None]
     given += [
         name
-        for name, one in (("stages", stages), ("micro_batches", micro_batches), ("schedule", schedule), ("jobs", jobs))
+        for name, one in (
+            ("stages", stages),
+            ("replicas", replicas),
+            ("micro_batches", micro_batches),
+            ("schedule", schedule),
+            ("jobs", jobs),
+        )
         if one is not None
     ]
     given += [
@@ -407,6 +416,7 @@ def parallelize(
         offload=bool(offload),
         remat=remat_shares(remat, num_stages),
         stages=num_stages,
+        replicas="" if replicas is None else replicas_text(replicas),
         schedule=schedule or "",
         search=search,
         jobs=count("jobs", jobs),
@@ -423,6 +433,10 @@ def parallelize(
         raise RhinoError("RHI-JAX-002", f"search is {plan_options.search!r}", fix=fix)
     if amp:
         check_amp(amp)
+    if plan_options.replicas and (plan_options.schedule or (num_stages or 1) > 1):
+        other = "schedule" if plan_options.schedule else "stages"
+        what = f"replicas and {other} are given, and a replica is no pipeline"
+        raise RhinoError("RHI-JAX-002", what, fix="leave one out")
     if plan_options.schedule:
         find_schedule(plan_options.schedule)  # raises for another
     return Parallelized(

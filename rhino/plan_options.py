@@ -8,6 +8,7 @@ from typing import Final
 
 from rhino.ir.cluster.mesh import Mesh
 from rhino.ir.plan.plan import AUTOTUNE, SHARD, Request
+from rhino.ir.program.replicas import parse_replicas
 from rhino.passes.planner.module_facts import Sides
 from rhino.passes.planner.request import MOST_COMPILES, PlanRequest, budget_of
 from rhino.passes.sharding.choose_shardings import LEVELS
@@ -49,6 +50,7 @@ class PlanOptions:
     offload: bool = False
     remat: tuple[float, ...] = ()
     stages: int | None = None
+    replicas: str = ""
     schedule: str = ""
     search: str = SHARD
     jobs: int | None = None
@@ -65,18 +67,26 @@ class PlanOptions:
 
     @property
     def is_staged(self) -> bool:
-        """Whether several stages are asked for."""
-        return (self.stages or 1) > 1
+        """Whether several stages or replicas are asked for."""
+        return (self.stages or 1) > 1 or bool(self.replicas)
 
     @property
     def num_ranks(self) -> int:
-        """On how many ranks the stages are. Raises RHI-SCHED-001 where the schedule does not take so many stages."""
+        """On how many ranks the stages are, or the replicas.
+
+        Raises RHI-SCHED-001 where the schedule does not take so many stages.
+        """
+        if self.replicas:
+            return parse_replicas(self.replicas).count
         return num_ranks_of(find_schedule(self.schedule or DEFAULT), self.stages or 1)
 
     def asked(self) -> Request:
         """Returns what a plan keeps of the request."""
         mesh = AUTO if self.searches_mesh else str(self.mesh) if self.mesh and not self.shared else ""
-        return Request(self.search, mesh, self.stages, self.micro_batches, self.schedule, self.remat, self.budget_bytes)
+        found = Request(
+            self.search, mesh, self.stages, self.micro_batches, self.schedule, self.remat, self.budget_bytes
+        )
+        return replace(found, replicas=self.replicas)
 
     def with_pins(self, pins: tuple[str, ...]) -> PlanOptions:
         """Returns the same with more pins."""
@@ -104,6 +114,7 @@ class PlanOptions:
             mesh=self.mesh,
             searches_mesh=self.searches_mesh,
             stages=self.stages,
+            replicas=self.replicas,
             micro_batches=self.micro_batches,
             schedule=self.schedule,
             remat=self.remat,

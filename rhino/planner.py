@@ -132,7 +132,7 @@ def annotated_module(traced: Traced, plan: Plan, op_rules: str, cluster: str | N
 
 
 def _planned(traced: Traced, options: PlanOptions) -> Planned:
-    if options.stages is None and (count := _marked(traced)) > 1:
+    if options.stages is None and not options.replicas and (count := _marked(traced)) > 1:
         options = replace(options, stages=count)
         if options.shared:
             options = replace(options, mesh=mesh_of_shape((max(1, options.shared // options.num_ranks),)))

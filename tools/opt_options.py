@@ -12,6 +12,7 @@ from typing import Final
 from rhino.ir.cluster.cluster import preset_names
 from rhino.ir.cluster.mesh import parse_mesh
 from rhino.ir.diagnostics import RhinoError
+from rhino.ir.program.replicas import parse_replicas
 from rhino.ir.request.constraints import parse_forbid, parse_pad, parse_pin, parse_role, parse_scope
 from rhino.ir.units import parse_size
 from rhino.passes.base import Item, Pass, option_names, read_options
@@ -45,6 +46,7 @@ _SHARED: Final = (
     "batch-statistics",
     "num",
     "stages",
+    "replicas",
     "tolerance",
     "schedule",
     "ranks",
@@ -156,8 +158,24 @@ def _check_aot(options: argparse.Namespace) -> None:
         )
 
 
+def _check_replicas(options: argparse.Namespace, *, is_parallel: bool) -> None:
+    """Sees to it that replicas are asked for with one stage."""
+    if options.replicas is None:
+        return
+    parse_replicas(options.replicas)
+    if not is_parallel:
+        what = "--replicas is given, and no plan is made"
+        raise RhinoError("RHI-CLI-001", what, fix=f"add --{PARALLEL}")
+    for name in ("stages", "schedule", "chunks", "tolerance"):
+        if getattr(options, name) not in (None, 1):
+            what = f"--replicas and --{name} are given, and a replica is no pipeline"
+            raise RhinoError("RHI-CLI-001", what, fix="leave one out")
+    options.stages = 1
+
+
 def _check_parallel(options: argparse.Namespace) -> None:
     is_parallel = any(name == PARALLEL for name, _ in options.steps)
+    _check_replicas(options, is_parallel=is_parallel)
     options.makes_plan = is_parallel and (options.plan is not None or options.timeline)
     options.searches = is_parallel and (options.num is None or options.stages is None or options.mesh == AUTO)
     options.is_decided = is_parallel and not options.searches
@@ -196,6 +214,8 @@ def _check_parallel(options: argparse.Namespace) -> None:
         )
     options.ranks = None
     options.asked = argparse.Namespace(**vars(options))
+    if options.replicas is not None:
+        return
     if options.is_decided and options.stages == 1 and (options.makes_plan or options.aot):
         make_one_program(options)
     elif options.is_decided:
@@ -466,6 +486,12 @@ def _add_plan(group: argparse._ArgumentGroup) -> None:
         type=int,
         metavar="D",
         help="the number of stages; what is not given of this, --micro-batches and --mesh is searched for",
+    )
+    add(
+        "--replicas",
+        metavar="N",
+        help="data parallelism on N ranks that each take some of the micro-batches, by their speed, or on ranks that "
+        "take so many, as 5;3; in place of --stages",
     )
     add(
         "--tolerance", metavar="E", help="how far the work of the largest stage may exceed the best balance, as a share"

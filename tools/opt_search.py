@@ -124,6 +124,7 @@ def request_of(options: Namespace, given: dict[str, str]) -> PlanRequest:
         mesh=parse_mesh(options.mesh) if options.mesh and not searches_mesh else None,
         searches_mesh=searches_mesh,
         stages=options.stages,
+        replicas=options.replicas or "",
         micro_batches=options.num,
         schedule=options.schedule or "",
         remat=remat,
@@ -146,6 +147,7 @@ def asked(options: Namespace) -> Request:
         None if options.budget is None else parse_size(options.budget),
         options.strategy or "",
         options.candidates,
+        options.replicas or "",
     )
 
 

@@ -16,9 +16,9 @@ from typing import Literal, TypeAlias, assert_never
 from rhino.ir.cluster.mesh import Mesh
 from rhino.ir.graph.graph import DEVICE, MemoryKind
 
-Phase = Literal["setup", "forward", "backward", "input-gradient", "weight-gradient", "apply", "step"]
-"""What a program does: once before the micro-batches, once per micro-batch (the four in the middle), once after them,
-or all of it."""
+Phase = Literal["setup", "forward", "backward", "input-gradient", "weight-gradient", "accumulate", "apply", "step"]
+"""What a program does: once before the micro-batches, once per micro-batch (the next four), all micro-batches of a
+replica in one program, once after them, or all of it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -342,6 +342,7 @@ class Request:
     budget_bytes: int | None = None
     strategy: str = ""
     candidates: int | None = None
+    replicas: str = ""
 
     def words(self) -> dict[str, str]:
         """Returns what was asked for as texts, by name."""
@@ -349,7 +350,7 @@ class Request:
         budget = "" if self.budget_bytes is None else format_bytes(self.budget_bytes)
         found = {"search": self.search, "mesh": self.mesh, "stages": self.stages, "micro-batches": self.micro_batches}
         found |= {"schedule": self.schedule, "remat": remat, "budget": budget}
-        found |= {"strategy": self.strategy, "candidates": self.candidates}
+        found |= {"replicas": self.replicas, "strategy": self.strategy, "candidates": self.candidates}
         return {name: str(one) for name, one in found.items() if one not in ("", None)}
 
 
@@ -359,7 +360,9 @@ class Plan:
 
     `request` and `options` are what was asked for: the latter of the passes beside cluster, mesh, budget and what
     follows from the plan itself.
-    `schedule` is empty where there is one stage. `compared` is there where the target's compiler chose.
+    `schedule` is empty where there is one stage. `shares` are the micro-batches of each replica, where ranks are
+    replicas; an argument that several are fed is said to be on the first of them. `compared` is there where the
+    target's compiler chose.
     """
 
     source: Source
@@ -380,6 +383,7 @@ class Plan:
     execution: Execution | None = None
     request: Request = Request()
     compared: Comparison | None = None
+    shares: tuple[int, ...] = ()
 
     @property
     def num_devices(self) -> int:
@@ -389,7 +393,7 @@ class Plan:
     @property
     def is_one_stage(self) -> bool:
         """Whether one program is the whole step."""
-        return not self.schedule
+        return not self.schedule and not self.shares
 
     @property
     def cluster_name(self) -> str:
@@ -409,6 +413,9 @@ class Plan:
         batches = f", {count} micro-batch{'es' if count != 1 else ''}"
         if self.is_one_stage:
             return f"one program on mesh {self.mesh}{batches if count > 1 else ''}"
+        if self.shares:
+            each = " and ".join(filter(None, [", ".join(map(str, self.shares[:-1])), str(self.shares[-1])]))
+            return f"{self.num_ranks} replicas of mesh {self.mesh}{batches}: {each}"
         ranks = f"{self.num_ranks} rank{'s' if self.num_ranks != 1 else ''}"
         return f"{self.num_stages} stages on {ranks} of mesh {self.mesh}{batches}, {self.schedule}"
 

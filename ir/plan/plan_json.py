@@ -102,6 +102,7 @@ def plan_text(plan: Plan, files: Mapping[str, str]) -> str:
         "stages": plan.num_stages,
         "micro_batches": plan.num_micro_batches,
         "schedule": plan.schedule,
+        "shares": list(plan.shares) or None,
         "request": _request_json(plan.request),
         "options": dict(plan.options),
         "versions": dict(plan.versions),
@@ -166,6 +167,7 @@ def plan_of(data: dict[str, Any], step: Step | None, modules: Mapping[str, str])
         num_stages=count_of(data["stages"]),
         num_micro_batches=count_of(data["micro_batches"]),
         schedule=text_of(data["schedule"]),
+        shares=numbers_of(data.get("shares", [])),
         options=words_of(data["options"]),
         versions=words_of(data["versions"]),
         predicted=Predicted(
@@ -218,6 +220,7 @@ def _request(data: dict[str, Any]) -> Request:
         budget_bytes=number_of(data["budget_bytes"]) if "budget_bytes" in data else None,
         strategy=text_of(data.get("strategy", "")),
         candidates=_asked(data, "candidates"),
+        replicas=text_of(data.get("replicas", "")),
     )
     if found.search not in (SHARD, AUTOTUNE):
         raise ValueError(f"{found.search!r} is no search")
@@ -477,7 +480,7 @@ def _check(plan: Plan) -> None:
     _check_aliases(plan)
     if plan.execution:
         _check_execution(plan, plan.execution)
-    elif (plan.num_ranks, plan.schedule) != (1, ""):
+    elif (plan.num_ranks, plan.schedule, plan.shares) != (1, "", ()):
         raise ValueError(f"one program is on {plan.num_ranks} ranks, by the schedule {plan.schedule!r}")
 
 
@@ -510,9 +513,15 @@ def _check_execution(plan: Plan, execution: Execution) -> None:
             raise ValueError(f"{name} are {len(found)}, expected {len(step.programs)}")
     if any(isinstance(one, Run) and one.task.phase == "step" for one in step.instructions) != plan.is_one_stage:
         raise ValueError(f"the schedule is {plan.schedule!r}, which does not go with the programs of the step")
+    if plan.shares and (len(plan.shares), sum(plan.shares)) != (plan.num_ranks, plan.num_micro_batches):
+        raise ValueError(f"{plan.num_ranks} replicas share {plan.num_micro_batches} micro-batches as {plan.shares}")
+    fed = set[int]()
     for one in step.instructions:
         match one:
+            case Feed(number) if number in fed:
+                continue  # the plan says where an argument is fed first
             case Feed(number, slot):
+                fed.add(number)
                 tensor = plan.arguments[number]
             case Fetch(slot, number):
                 tensor = plan.results[number]

@@ -29,7 +29,7 @@ PARTS: Final = "rhino.parts"
 MICRO_BATCH: Final = "micro-batch"
 """The name of the micro-batch's number, a whole scalar on every rank."""
 
-ONCE: Final = ("setup", "apply", "step")
+ONCE: Final = ("setup", "accumulate", "apply", "step")
 """The phases that run once per step; the others run once per micro-batch."""
 
 
@@ -40,7 +40,8 @@ class StageProgram:
     `reads` and `gives` name a value for each input and each output of `StagedStep.programs[program]`. A phase between
     `setup` and `apply` has at most one part in a stage, and may have none: a last stage that does both at once has a
     `backward` alone, a backward that is not divided has no `weight-gradient`. `setup` and `apply` may have any number
-    in a stage, to read what parts of other stages give. A `step` is the only part there is: it goes through the
+    in a stage, to read what parts of other stages give. An `accumulate` goes through the micro-batches of a replica. A
+    `step` is the only part there is: it goes through the
     micro-batches itself.
     """
 
@@ -55,6 +56,7 @@ class StageProgram:
 class Argument:
     """An argument of the step; `consumed` says that a program may take over its buffer.
 
+    `fed_to_each` says that it goes from the caller to each rank that reads it, not from one of them to the others.
     `becomes` is the result that is this argument in the next step: the argument is fed where that result is made, so
     that it stays there.
     """
@@ -63,6 +65,7 @@ class Argument:
     layout: Layout
     consumed: bool = False
     becomes: int | None = None
+    fed_to_each: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +77,8 @@ class StagedStep:
     `programs` are what is compiled; equal parts name the same one. Their `donated` pairs are wishes: an output that may
     take over an input's buffer, as an accumulator's or an updated parameter's should. Those stay that hold wherever the
     program runs. `parts` stand in an order in which each follows those of its micro-batch whose values it reads.
-    `results` name the step's results.
+    `results` name the step's results. Of a step on replicas, `shares` are the micro-batches of each, and the stages are
+    the replicas.
     """
 
     mesh: Mesh
@@ -84,3 +88,4 @@ class StagedStep:
     parts: tuple[StageProgram, ...]
     arguments: tuple[Argument, ...]
     results: tuple[str, ...]
+    shares: tuple[int, ...] = ()

@@ -116,7 +116,7 @@ def _peak_micro_batches(step: Step) -> list[int]:
     runs = [
         one
         for one in step.instructions
-        if isinstance(one, Run) and (one.task.micro_batch is not None or one.task.phase == "step")
+        if isinstance(one, Run) and (one.task.micro_batch is not None or one.task.phase in ("accumulate", "step"))
     ]
     last = {(one.task.stage, one.task.micro_batch): at for at, one in enumerate(runs)}
     peaks = [0] * step.num_ranks

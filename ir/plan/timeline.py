@@ -60,6 +60,7 @@ _LETTERS: Final[dict[Phase, str]] = {
     "backward": "B",
     "input-gradient": "I",
     "weight-gradient": "W",
+    "accumulate": "M",
     "apply": "A",
     "step": "T",
 }

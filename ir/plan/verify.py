@@ -8,6 +8,7 @@ One pass over the global list, and one instruction is named where it fails. Prov
   a result;
 - that each slot written is freed, taken over or fetched, and each result fetched once;
 - that transfers are numbered differently, between two ranks, with one layout on both;
+- that no rank is fed an argument twice;
 - that no rank holds more than its memory, counted as the executor holds it.
 
 From this follows what need not be checked. Every instruction stands behind those that it waits for, and each process
@@ -209,10 +210,12 @@ class _Walk:
                 self.check_transfer(source, target)
                 self.check_once("transfer", uid)
                 self.sent_at.setdefault(source, self.at)
-            case Feed(argument=argument):
+            case Feed(argument=argument, target=target):
                 self.check_number("argument", argument, self.num_arguments)
+                self.check_once("argument", argument, f" on rank {self.step.slots[target].rank}")
             case Fetch(source=source, result=result):
                 self.check_number("result", result, self.num_results)
+                self.check_once("result", result)
                 self.give_up(source, "fetched")
             case Free(slots=slots):
                 for slot in slots:
@@ -246,16 +249,16 @@ class _Walk:
             raise self.error("RHI-STEP-006", f"from {_words(from_slot.layout)} to {_words(to_slot.layout)}")
 
     def check_number(self, words: str, number: int, count: int) -> None:
-        """An argument or result is one of those that there are, and not there before."""
+        """An argument or result is one of those that there are."""
         if number not in range(count):
             raise self.error("RHI-STEP-001", f"{words} {number} of {count}")
-        self.check_once(words, number)
 
-    def check_once(self, words: str, number: int) -> None:
-        """No two instructions have the same number."""
-        if (words, number) in self.first_use:
-            raise self.error("RHI-STEP-007", f"{words} {number} is instruction {self.first_use[words, number]}'s")
-        self.first_use[words, number] = self.at
+    def check_once(self, words: str, number: int, where: str = "") -> None:
+        """No two instructions have the same number; of arguments, none on the same rank."""
+        if (words + where, number) in self.first_use:
+            first = self.first_use[words + where, number]
+            raise self.error("RHI-STEP-007", f"{words} {number}{where} is instruction {first}'s")
+        self.first_use[words + where, number] = self.at
 
     def give_up(self, slot: int, state: _State) -> None:
         """A slot is freed, taken over or fetched: it is held, and what takes it over is all that still needs it."""

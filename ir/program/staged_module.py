@@ -34,6 +34,7 @@ from rhino.ir.plan.stage_programs import PARTS, Argument, StagedStep, StageProgr
 from rhino.ir.program.accumulation import MICRO_BATCHES
 from rhino.ir.program.leaf_rows import leaf_numbers, rows_in
 from rhino.ir.program.program import argument_name
+from rhino.ir.program.replicas import EACH, SHARES
 
 STAGE_GROUPS: Final = "rhino.stage_groups"
 """On a module whose stages run on unlike devices: the group of devices of each stage."""
@@ -136,10 +137,12 @@ def read_staged(module: ir.Operation) -> StagedStep:
                 layout,
                 ALIAS in attributes and KEPT not in attributes,
                 _int(attributes[ALIAS]) if ALIAS in attributes else None,
+                EACH in attributes,
             )
             for attributes, layout in zip(boundary_attributes(step, "arg"), layouts(step, "arg", mesh), strict=True)
         ),
         results=tuple(map(_text, ir.ArrayAttr(module.attributes[RESULTS]))),
+        shares=tuple(ir.DenseI64ArrayAttr(module.attributes[SHARES])) if SHARES in module.attributes else (),
     )
 
 

@@ -46,6 +46,7 @@ from rhino.ir.program.accumulation import (
     reads_of,
 )
 from rhino.ir.program.folded_layers import refuse_folded
+from rhino.ir.program.local_rules import CUSTOM_CALL
 from rhino.ir.program.numerics import FUSIBLE
 from rhino.ir.program.op_stages import num_stages_of, refuse_misplaced, remove_stages, stage_of, virtual_stage_of
 from rhino.ir.program.program import CARRIED
@@ -103,18 +104,18 @@ class SplitStages(Pass):
         _mark_repeated(module, num_stages, remarks)
         entry = entry_function(module, remarks.file)
         accumulation = read_accumulation(entry, remarks.file)
-        splitter = _Splitter(module, accumulation, remarks.file)
+        splitter = Splitter(module, accumulation, remarks.file)
         drafts = splitter.drafts(split_backward=self.split_backward)
         parts, results = splitter.build(drafts)
         num_stages, num_micro_batches = splitter.num_stages, accumulation.num_micro_batches
         declare_step(entry, splitter.names)
         del splitter, accumulation, drafts
         entry.operation.erase()
-        write_staged(module, _share_equal(module, parts), num_stages, num_micro_batches, results)
+        write_staged(module, share_equal(module, parts), num_stages, num_micro_batches, results)
 
 
 @dataclass(eq=False)
-class _Draft:
+class Draft:
     """A part to be: its ops in program order, and by name the values of it that others read."""
 
     phase: Phase
@@ -133,7 +134,9 @@ class _Draft:
 
 
 @dataclass(eq=False)
-class _Splitter:
+class Splitter:
+    """Cuts an accumulation program into drafts, and makes functions of them."""
+
     module: ir.Operation
     program: Accumulation
     file: str
@@ -145,15 +148,15 @@ class _Splitter:
         self.names = argument_names(program.entry)
         self.argument_attributes = boundary_attributes(program.entry, "arg")
         self.carried_shardings = list(ir.ArrayAttr(loop.attributes[CARRIED])) if CARRIED in loop.attributes else []
-        self.home: dict[AnyValue, _Draft] = {}
+        self.home: dict[AnyValue, Draft] = {}
         """The draft that gives each value of the body and after it, unless it is free."""
-        self.setups = [_Draft("setup", stage, f"setup_{stage}") for stage in range(self.num_stages)]
+        self.setups = [Draft("setup", stage, f"setup_{stage}") for stage in range(self.num_stages)]
         self.spread = _spread(program)
         self.result_attributes = boundary_attributes(program.entry, "res")
         self.given_as: dict[str, ir.Attribute | None] = {}
         """The shardings of results that leave in another than their value is stored in."""
         self.result_names: list[str] = []
-        self.sums = {_sum(number): argument for number, argument, _ in program.accumulated()}
+        self.sums = {sum_name(number): argument for number, argument, _ in program.accumulated()}
         self.repeated: set[AnyValue] = {
             result for op in program.body if REPEATED in op.attributes for result in op.results
         }
@@ -162,9 +165,9 @@ class _Splitter:
 
     # Which op goes where
 
-    def drafts(self, *, split_backward: bool) -> list[_Draft]:
+    def drafts(self, *, split_backward: bool) -> list[Draft]:
         """Returns the parts but `setup`, each after those that it reads."""
-        found: dict[tuple[int, int], _Draft] = {}
+        found: dict[tuple[int, int], Draft] = {}
         made_in: dict[AnyValue, int] = {}
         for op in self.program.body:
             if self.is_anywhere(op):
@@ -183,7 +186,7 @@ class _Splitter:
             place = (0, stage.virtual)
             if place not in found:
                 phase: Phase = "forward" if stage.virtual < self.num_stages - 1 else "backward"
-                found[place] = _Draft(phase, stage.device, f"{phase}_{stage.device}")
+                found[place] = Draft(phase, stage.device, f"{phase}_{stage.device}")
             self.put(op, found[place])
         self.apply(found)
         drafts = [found[place] for place in sorted(found)]
@@ -195,7 +198,7 @@ class _Splitter:
         """Says whether an op is computed wherever its result is read."""
         return bool(op.results) and (op.results[0] in self.program.free or op.results[0] in self.spread)
 
-    def is_made_in(self, value: AnyValue, reader: _Draft | None) -> bool:
+    def is_made_in(self, value: AnyValue, reader: Draft | None) -> bool:
         """Says whether a part computes what it reads of others; with None whether every part does."""
         if value in self.spread:
             return True
@@ -204,7 +207,7 @@ class _Splitter:
         home = self.home[value]
         return home is not reader and home.stage == reader.stage
 
-    def made_of(self, value: AnyValue, reader: _Draft | None = None) -> list[AnyValue]:
+    def made_of(self, value: AnyValue, reader: Draft | None = None) -> list[AnyValue]:
         """Returns what a part takes from others where it reads a value: the value itself, or what it makes that of."""
         found: dict[AnyValue, None] = {}
         waiting, seen = [value], {value}
@@ -219,11 +222,12 @@ class _Splitter:
             seen.update(new)
         return list(found)
 
-    def put(self, op: ir.Operation, draft: _Draft) -> None:
+    def put(self, op: ir.Operation, draft: Draft) -> None:
+        """Puts an op into a draft."""
         draft.ops.append(op)
         self.home.update(dict.fromkeys(op.results, draft))
 
-    def apply(self, found: dict[tuple[int, int], _Draft]) -> None:
+    def apply(self, found: dict[tuple[int, int], Draft]) -> None:
         """Drafts what follows the loop: in each stage as many parts as values go from stage to stage and back."""
         level: dict[AnyValue, tuple[int, int]] = {}
         for op in self.program.after:
@@ -235,16 +239,19 @@ class _Splitter:
             level.update(dict.fromkeys(op.results, (own, stage)))
             place = (1 + own, stage)
             if place not in found:
-                found[place] = _Draft("apply", stage, f"apply_{stage}" + (f"_{own}" if own else ""))
+                found[place] = Draft("apply", stage, f"apply_{stage}" + (f"_{own}" if own else ""))
             self.put(op, found[place])
 
     def virtual_stage_of(self, op: ir.Operation) -> int:
+        """Returns the virtual stage of an op of the body."""
         return self.checked(op, virtual_stage_of(op), "virtual stage", self.virtual.last)
 
     def stage_of(self, op: ir.Operation) -> int:
+        """Returns the stage of an op after the loop."""
         return self.checked(op, stage_of(op), "stage", self.num_stages - 1)
 
     def checked(self, op: ir.Operation, stage: int | None, kind: str, most: int) -> int:
+        """Returns a stage that is from 0 to `most`. Raises RHI-SPLIT-002 for any other."""
         if stage is None:
             fix = "assign stages first, for example with rhino-pipeline-stages{stages=2}"
             raise self.refused(op, f"has no {kind}", fix)
@@ -253,9 +260,10 @@ class _Splitter:
         return stage
 
     def refused(self, op: ir.Operation, what: str, fix: str) -> RhinoError:
+        """Returns the error that an op cannot be cut so."""
         return RhinoError("RHI-SPLIT-002", f"'{op.name}' {what}", place_of(op.location, self.file), fix=fix)
 
-    def divided(self, draft: _Draft) -> Iterator[_Draft]:
+    def divided(self, draft: Draft) -> Iterator[Draft]:
         """Yields a backward part as two parts: what other stages wait for, and the rest.
 
         Any part is yielded unchanged where there are not both.
@@ -282,31 +290,23 @@ class _Splitter:
             ("weight-gradient", rest),
         )
         for phase, ops in halves:
-            half = _Draft(phase, draft.stage, f"{phase.replace('-', '_')}_{draft.stage}")
+            half = Draft(phase, draft.stage, f"{phase.replace('-', '_')}_{draft.stage}")
             for op in reversed(ops):
                 self.put(op, half)
             yield half
 
-    def home_of(self, op: ir.Operation) -> _Draft | None:
+    def home_of(self, op: ir.Operation) -> Draft | None:
+        """Returns the draft that an op is in."""
         return self.home.get(op.results[0]) if op.results else None
 
     # Names
 
-    def build(self, drafts: list[_Draft]) -> tuple[list[StagedPart], list[str]]:
+    def build(self, drafts: list[Draft]) -> tuple[list[StagedPart], list[str]]:
         """Makes the functions of `drafts` and of the setups before them.
 
         Returns the parts, and the names of the step's results.
         """
-        for number, _, value in self.program.accumulated():
-            draft = self.home.get(value)
-            if draft is None:
-                raise self.refused(
-                    self.program.loop,
-                    f"carries value {number}, which no stage makes",
-                    "accumulate what the body computes",
-                )
-            draft.gives[_sum(number)] = value
-            self.setups[draft.stage].gives[_sum(number)] = self.program.loop.operands[number]
+        self.accumulate()
         self.result_names = self.results(drafts)
         for draft in drafts:
             for op in draft.ops:
@@ -314,7 +314,7 @@ class _Splitter:
                     for source in self.made_of(value, draft):
                         self.note_reader(source, draft)
         used = [draft for draft in (*self.setups, *drafts) if draft.ops or draft.gives]
-        writers = [_Writer(self, draft) for draft in used]
+        writers = [Writer(self, draft) for draft in used]
         parts = [writer.part() for writer in writers]
         there = self.on_host(parts) | {
             name for draft in used for name, value in draft.gives.items() if lies_on_host(value)
@@ -323,6 +323,19 @@ class _Splitter:
             write_memory_kinds(writer.function, "arg", [at for at, name in enumerate(part.reads) if name in there])
             write_memory_kinds(writer.function, "res", [at for at, name in enumerate(part.gives) if name in there])
         return parts, self.result_names
+
+    def accumulate(self) -> None:
+        """Lets setups give what the loop starts from, and drafts what they make of it."""
+        for number, _, value in self.program.accumulated():
+            draft = self.home.get(value)
+            if draft is None:
+                raise self.refused(
+                    self.program.loop,
+                    f"carries value {number}, which no stage makes",
+                    "accumulate what the body computes",
+                )
+            draft.gives[sum_name(number)] = value
+            self.setups[draft.stage].gives[sum_name(number)] = self.program.loop.operands[number]
 
     def on_host(self, parts: Sequence[StagedPart]) -> set[str]:
         """Returns the names of what lies in host memory: arguments, and the results that take over their buffers.
@@ -343,7 +356,7 @@ class _Splitter:
                 found |= both
         return found
 
-    def note_reader(self, value: AnyValue, reader: _Draft) -> None:
+    def note_reader(self, value: AnyValue, reader: Draft) -> None:
         """Sees to it that what `reader` reads is given."""
         kept = outside(value, self.program.loop, self.program.carried)
         value = value if kept is None else kept
@@ -354,7 +367,7 @@ class _Splitter:
         elif value in self.home and self.home[value] is not reader:
             self.home[value].name(value)
 
-    def name_of(self, value: AnyValue, reader: _Draft) -> str:
+    def name_of(self, value: AnyValue, reader: Draft) -> str:
         """Returns the name by which `reader` reads a value that is not free."""
         number = carried_number(value, self.program.loop)
         if number is not None:
@@ -366,14 +379,14 @@ class _Splitter:
                     f"accumulates value {number} in one stage and reads it in another",
                     "assign stages anew",
                 )
-            return _sum(number)
+            return sum_name(number)
         if isinstance(value, ir.BlockArgument):
             return self.names[value.arg_number]
         if value in self.before:
             return self.setups[reader.stage].names[value]
         return self.home[value].names[value]
 
-    def results(self, drafts: list[_Draft]) -> list[str]:
+    def results(self, drafts: list[Draft]) -> list[str]:
         """Returns the names of the step's results.
 
         The first stage gives a result that no part gives yet, or that a part gives in another sharding.
@@ -395,13 +408,17 @@ class _Splitter:
                 names.append(source.name(value) if source is not None else self.name_of(value, self.setups[0]))
         return names
 
-    def last_apply(self, drafts: list[_Draft]) -> _Draft:
+    def last_apply(self, drafts: list[Draft]) -> Draft:
         """Returns the last part of the first stage."""
         last = next((draft for draft in reversed(drafts) if draft.phase == "apply" and draft.stage == 0), None)
         if last is None:
-            last = _Draft("apply", 0, "apply_0")
+            last = Draft("apply", 0, "apply_0")
             drafts.append(last)
         return last
+
+    def stands_for(self, op: ir.Operation, writer: Writer) -> bool:
+        """Says whether a call stands for something else, which is then what `writer` writes."""
+        return False
 
     def sharding_of(self, value: AnyValue) -> ir.Attribute | None:
         """Returns how a value is stored, where the program is sharded."""
@@ -419,10 +436,10 @@ class _Splitter:
         return found
 
 
-class _Writer:
+class Writer:
     """Writes the function of one draft."""
 
-    def __init__(self, splitter: _Splitter, draft: _Draft) -> None:
+    def __init__(self, splitter: Splitter, draft: Draft) -> None:
         self.splitter, self.draft, self.program = splitter, draft, splitter.program
         self.function = func.FuncOp(
             draft.label,
@@ -438,6 +455,7 @@ class _Writer:
         self.read_shardings: list[ir.Attribute | None] = []
 
     def part(self) -> StagedPart:
+        """Writes the function, and returns what it is of the step."""
         draft = self.draft
         for op in draft.ops:
             self.clone(op)
@@ -449,6 +467,9 @@ class _Writer:
         return StagedPart(draft.phase, draft.stage, draft.label, tuple(self.reads), tuple(draft.gives))
 
     def clone(self, op: ir.Operation) -> None:
+        """Writes an op, on what stands here for the values that it reads."""
+        if op.name == CUSTOM_CALL and self.splitter.stands_for(op, self):
+            return
         new = {value: self.value(value) for value in reads_of(op)}
         copy = op.clone(ip=self.end)
         for inner in walk(copy) if len(copy.regions) else (copy,):
@@ -497,12 +518,14 @@ class _Writer:
             return made if counter.start == 0 else stablehlo.AddOp(made, _integer(kind, counter.start)).result
 
     def read(self, name: str, kind: ir.Type, sharding: ir.Attribute | None) -> AnyValue:
+        """Returns the argument that is the value of a name; `sharding` is how it lies."""
         if name not in self.reads:
             self.reads[name] = self.block.add_argument(kind, ir.Location.unknown())
             self.read_shardings.append(sharding)
         return self.reads[name]
 
     def write_boundary(self) -> None:
+        """Writes how arguments and results lie, and which buffers are taken over."""
         taken: dict[str, int] = {}
         gives = list(self.draft.gives)
         for name in self.reads:
@@ -576,7 +599,7 @@ def _result(number: int) -> str:
     return f"result {number}"
 
 
-def _sum(number: int) -> str:
+def sum_name(number: int) -> str:
     """Returns the name of the loop's accumulated value `number`."""
     return f"sum {number}"
 
@@ -598,7 +621,7 @@ def _replicated(module: ir.Operation) -> str:
     return f"#sdy.sharding<@{found[0]}, []>"
 
 
-def _share_equal(module: ir.Operation, parts: Sequence[StagedPart]) -> list[StagedPart]:
+def share_equal(module: ir.Operation, parts: Sequence[StagedPart]) -> list[StagedPart]:
     """Keeps one of equal functions; returns the parts with the names of those that are kept.
 
     Those of unlike devices are not equal: each is compiled for its own.

@@ -53,7 +53,8 @@ class PlanRequest:
 
     What is None (an empty schedule, no shares) is open, or left to its default where nothing is searched.
 
-    `stages` are those of the model, of which a schedule may put several on a rank; `mesh` is that of a rank, to be
+    `stages` are those of the model, of which a schedule may put several on a rank; in their place, `replicas` are ranks
+    that share the micro-batches, as `rhino.ir.program.replicas` parses them. `mesh` is that of a rank, to be
     searched for where `searches_mesh`. `budget_bytes` are per device. `remat` is the share of the activation stash that
     is recomputed, one for all stages or one for each. `options` are others of the passes, by name: the level, and
     constraints on tensors and ops.
@@ -66,6 +67,7 @@ class PlanRequest:
     mesh: Mesh | None = None
     searches_mesh: bool = False
     stages: int | None = None
+    replicas: str = ""
     micro_batches: int | None = None
     schedule: str = ""
     remat: tuple[float, ...] = ()
@@ -76,8 +78,8 @@ class PlanRequest:
 
     @property
     def is_staged(self) -> bool:
-        """Whether several stages are asked for."""
-        return (self.stages or 1) > 1
+        """Whether several stages or replicas are asked for."""
+        return (self.stages or 1) > 1 or bool(self.replicas)
 
     def schedules(self) -> tuple[str, ...]:
         """Returns the schedules to choose from; a number of stages that is given means one for each rank."""
@@ -110,7 +112,9 @@ class PlanRequest:
         return {name: text for name, text in {**self.options, **own}.items() if text}
 
     def staged_options(self) -> dict[str, str]:
-        """Returns the request for a step in stages as passes take it, by name."""
+        """Returns the request for a step in stages, or on replicas, as passes take it, by name."""
+        if self.replicas:
+            return {**self.pass_options(), "replicas": self.replicas}
         schedule, stages = find_schedule(self.schedule or DEFAULT), self.stages or 1
         ranks = num_ranks_of(schedule, stages)
         splits = {"split-backward": "true"} if schedule.splits_backward else {}

@@ -67,7 +67,8 @@ class Attempt(Generic[T]):
     def rows_bytes(self) -> float | None:
         """What rows count for a device of a rank, in the mean; None where no sharding was chosen."""
         choice = self.remarks.find(ShardingChoice)
-        return None if choice is None else choice.answer.peak_bytes / self.plan.num_ranks
+        ranks = 1 if self.plan.shares else self.plan.num_ranks  # a replica is searched for by itself
+        return None if choice is None else choice.answer.peak_bytes / ranks
 
 
 def fit_in_stages(

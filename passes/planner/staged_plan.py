@@ -49,8 +49,9 @@ from rhino.strategies.choice.sharding_plan import make_plan
 from rhino.strategies.cost.cost_model import CostModel
 from rhino.strategies.memory.peak import predicted_peak
 from rhino.strategies.pipeline.assemble import assemble
+from rhino.strategies.pipeline.replicas import order_of_replicas
 from rhino.strategies.pipeline.schedules import DEFAULT, find_schedule, make_order
-from rhino.strategies.pipeline.schedules.base import Pipeline
+from rhino.strategies.pipeline.schedules.base import Order, Pipeline, Schedule
 from rhino.strategies.pipeline.simulate import Costs, Link, Simulation, equal_links, simulate
 from rhino.strategies.sharding.choice_problem import Builder
 from rhino.strategies.solver.answer import Answer
@@ -106,7 +107,7 @@ def cut_options(plan: Plan, cluster: str) -> dict[str, str]:
     """Returns the options with which `cut_step` finds a plan again; `cluster` names its cluster's file."""
     splits = {"split-backward": "true"} if plan.schedule and find_schedule(plan.schedule).splits_backward else {}
     own = {"num": plan.num_micro_batches, "stages": plan.num_stages, "ranks": plan.num_ranks, "mesh": plan.mesh}
-    own |= {"schedule": plan.schedule or DEFAULT}
+    own |= {"schedule": plan.schedule or DEFAULT, "replicas": ";".join(map(str, plan.shares))}
     budget = {"budget": plan.compared.best.within_bytes if plan.compared else plan.predicted.budget_bytes}
     return {**plan.options, **splits, **{name: str(one) for name, one in (own | budget).items()}, "cluster": cluster}
 
@@ -130,10 +131,7 @@ def make_staged_plan(
     """
     step = read_staged(staged.operation)
     schedule = find_schedule(options.get("schedule") or DEFAULT)
-    chunks = schedule.stages_per_rank
-    if "ranks" in options:
-        chunks = max(1, step.num_stages // int(options["ranks"]))
-    order = make_order(schedule.name, Pipeline(step.num_stages, step.num_micro_batches, chunks))
+    order = _order(step, schedule, options)
     num_ranks = len(order.tasks)
     machine = load_cluster(cluster)
     outer = mesh_axes(machine, (num_ranks, *step.mesh.shape))[0]
@@ -150,7 +148,7 @@ def make_staged_plan(
         name: str(compiled_form(module, source.function).operation.get_asm(enable_debug_info=False))
         for name, module in modules.items()
     }
-    is_one = any(part.phase == "step" for part in step.parts)
+    is_pipeline = not step.shares and not any(part.phase == "step" for part in step.parts)
     arguments, results = _boundaries(staged, instructions)
     execution = Execution(
         instructions, texts, run_s, temp_bytes, link.latency_s, link.bytes_per_s, tuple(sorted(nonnegative))
@@ -161,9 +159,10 @@ def make_staged_plan(
         cluster=cluster_lines(cluster),
         mesh=step.mesh,
         num_ranks=num_ranks,
-        num_stages=step.num_stages,
+        num_stages=1 if step.shares else step.num_stages,
         num_micro_batches=step.num_micro_batches,
-        schedule="" if is_one else schedule.name,
+        schedule=schedule.name if is_pipeline else "",
+        shares=step.shares,
         options=given_options(options),
         versions={},
         predicted=Predicted(simulation.timeline.end_s, 0.0, peaks, budget_bytes, (0,) * num_ranks),
@@ -173,6 +172,16 @@ def make_staged_plan(
     )
     verify(instructions, len(arguments), len(results))
     return StagedPlan(plan, execution, simulation)
+
+
+def _order(step: StagedStep, schedule: Schedule, options: Mapping[str, str]) -> Order:
+    """Returns the tasks of each rank, and the rank of each stage or replica."""
+    if step.shares:
+        return order_of_replicas(len(step.shares))
+    chunks = schedule.stages_per_rank
+    if "ranks" in options:
+        chunks = max(1, step.num_stages // int(options["ranks"]))
+    return make_order(schedule.name, Pipeline(step.num_stages, step.num_micro_batches, chunks))
 
 
 def _models(step: StagedStep, cluster: Cluster, rank_of: Sequence[int]) -> list[CostModel]:
@@ -252,7 +261,7 @@ def _boundaries(staged: ir.Module, instructions: Step) -> Sides:
     for kind, attributes, rows, leaf in zip(step.type.results, given, every, leaf_numbers(every), strict=True):
         name = result_name(attributes, leaf)
         results.append(replace(_tensor(kind, name + (rows_text(rows) if rows else ""), attributes), rows=rows))
-    for one in instructions.instructions:
+    for one in reversed(instructions.instructions):  # an argument that is fed to several ranks is the first one's
         match one:
             case Feed(number, slot):
                 side = arguments

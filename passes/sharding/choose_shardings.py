@@ -107,6 +107,7 @@ class ChooseShardings(PlanningPass):
         1,
         "pipeline ranks that the step is for: it has the memory of so many meshes, and keeps more micro-batches alive",
     )
+    side_by_side: int = opt(1, "ranks that run the step side by side: each has the memory of its own mesh alone")
     rows: str = opt(
         "", "for several ranks: bytes per device that the search may count, in place of the budget, by estimate"
     )
@@ -122,9 +123,9 @@ class ChooseShardings(PlanningPass):
             )
         clock = _Clock(remarks)
         targets = self.targets(module, remarks)
-        if self.ranks > 1:
+        if (num_ranks := max(self.ranks, self.side_by_side)) > 1:
             cluster = load_cluster(self.cluster)
-            targets = tuple(rank_target(cluster, one.mesh, self.ranks, one.mesh_name) for one in targets)
+            targets = tuple(rank_target(cluster, one.mesh, num_ranks, one.mesh_name) for one in targets)
         best, outcomes = self.best(module, targets, clock, remarks)
         write_plan(module, best.program, best.plan, best.target)
         if len(outcomes) > 1:
@@ -194,7 +195,10 @@ class ChooseShardings(PlanningPass):
         clock.lap("candidates")
         cluster, size = load_cluster(self.cluster), target.mesh.num_devices
         given = parse_size(self.budget) if self.budget else None
-        budget = sum(rank_budgets(cluster, size, self.ranks, given))
+        own = rank_budgets(cluster, size, max(self.ranks, self.side_by_side), given)
+        budget = sum(own)
+        if self.side_by_side > 1:
+            budget = parse_size(self.rows) if self.rows else min(own)
         if self.ranks > 1:
             choice, loop = choice.with_memory(), accumulation_loop(program)
             if loop is not None:

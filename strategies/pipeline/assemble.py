@@ -4,7 +4,7 @@ It says which slots hold what, when arrays move, what takes over which buffer, a
 
 - Arguments are fed at the start, each to one rank: where the result that it becomes is made, else where an `apply` part
   reads it (there its buffer can be taken over), else the first that reads it. What else reads it gets it by a transfer,
-  like any value.
+  like any value. One of which each replica reads another part is fed to all of them.
 - A value is moved right after it is made, but not before the taking rank is `RECEIVE_AHEAD` launches from its first
   reader: so a rank holds only arrays that it soon needs, however far the giving rank has run ahead.
 - A program takes over an input's buffer as its `donated` pairs wish if, at every run of it, that run is the last to
@@ -151,11 +151,14 @@ class _Assembly:
         key = (argument.name, None)
         if key not in self.wanted and argument.name not in self.staged.results:
             return
-        slot = self.new_slot(self.home(argument.name), key)
-        self.instructions.append(Feed(number, slot))
-        if not argument.consumed:
-            self.kept.append(slot)
-        self.hand_on(slot, key)
+        ranks = list(self.wanted.get(key, {})) if argument.fed_to_each else []
+        for rank in ranks or [self.home(argument.name)]:
+            slot = self.new_slot(rank, key)
+            self.instructions.append(Feed(number, slot))
+            if not argument.consumed:
+                self.kept.append(slot)
+        if not ranks:
+            self.hand_on(slot, key)
 
     def launch(self, launch: Launch) -> None:
         """Runs a program, and moves what it gives and what may now be received."""

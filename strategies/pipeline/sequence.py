@@ -43,7 +43,7 @@ def default_seconds(staged: StagedStep) -> tuple[float, ...]:
 
     These seconds are for an order without a cost model.
     """
-    ones: tuple[Phase, ...] = ("forward", "input-gradient", "weight-gradient", "apply", "step")
+    ones: tuple[Phase, ...] = ("forward", "input-gradient", "weight-gradient", "accumulate", "apply", "step")
     taken: dict[Phase, float] = {"setup": 0.0, "backward": 2.0, **dict.fromkeys(ones, 1.0)}
     seconds = [0.0] * len(staged.programs)
     for part in staged.parts:
@@ -70,7 +70,13 @@ def queues(staged: StagedStep, order: Order) -> tuple[tuple[Launch, ...], ...]:
 
     found = tuple(
         [
-            (*once(rank, "setup"), *often(tasks), *once(rank, "apply"), *once(rank, "step"))
+            (
+                *once(rank, "setup"),
+                *often(tasks),
+                *once(rank, "accumulate"),
+                *once(rank, "apply"),
+                *once(rank, "step"),
+            )
             for rank, tasks in enumerate(order.tasks)
         ]
     )

@@ -286,7 +286,7 @@ WRONG = {
         "RHI-STEP-006",
         "output 0 is f32[16, 16] and takes over f32[8, 16]",
     ),
-    "argument twice": (at(1, Feed(0, 1)), "RHI-STEP-007", "argument 0 is instruction 0's"),
+    "argument twice": (at(1, Feed(0, 6)), "RHI-STEP-007", "argument 0 on rank 0 is instruction 0's"),
     "result twice": (at(9, Fetch(5, 0)), "RHI-STEP-007", "result 0 is instruction 8's"),
 }
 
