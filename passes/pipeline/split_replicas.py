@@ -61,6 +61,7 @@ from rhino.passes.base import Pass, Remarks, opt
 from rhino.passes.pipeline.part_numbers import drop_dead, is_used
 from rhino.passes.pipeline.sharded_step import SHARDED_ERRORS, rank_mesh, sharded_figures, unlike_devices
 from rhino.passes.pipeline.split_stages import Draft, Splitter, Writer, share_equal, sum_name
+from rhino.passes.sharding.choose_shardings import STRATEGY
 from rhino.passes.sharding.planning_pass import DEFAULT_CLUSTER
 from rhino.passes.unsharded import UNSHARDED_ERRORS, unsharded_program
 from rhino.strategies.pipeline.replicas import owners, shares
@@ -198,7 +199,7 @@ class _Replicas(Splitter):
         _count_from(ops[place], self.program.carried, first, self.shares[replica])
         for op in reversed(ops[:place]):
             if _target(op) == SEND:
-                op.results[0].replace_all_uses_with(op.operands[0])
+                op.results[0].replace_all_uses_with(_as_stored(op))
             if _target(op) == SEND or (op.name != CUSTOM_CALL and not any(map(is_used, op.results))):
                 op.erase()
         read = [number for number, value in enumerate(block.arguments) if is_used(value)]
@@ -259,6 +260,19 @@ def _rows(value: AnyValue, start: int, end: int) -> AnyValue:
     rest = len(shape) - 1
     rows: AnyValue = stablehlo.SliceOp(value, [start, *[0] * rest], [end, *shape[1:]], [1] * (rest + 1)).result
     return rows
+
+
+def _as_stored(sent: ir.Operation) -> AnyValue:
+    """Returns an argument as the call that sends it gives it: stored as that is, once for all micro-batches."""
+    value: AnyValue = sent.operands[0]
+    kept = {name: sent.attributes[name] for name in (SHARDING, STRATEGY) if name in sent.attributes}
+    if kept:
+        with ir.InsertionPoint(sent), sent.location:
+            made = stablehlo.ConvertOp(value.type, value)
+        for name, one in kept.items():
+            made.operation.attributes[name] = one
+        value = made.result
+    return value
 
 
 def _count_from(loop: ir.Operation, kinds: Sequence[Counter | AnyValue | None], first: int, count: int) -> None:
