@@ -177,8 +177,8 @@ def test_a_plan_on_two_axes_says_what_is_sent_along_each():
         states.append(found[0])
     (transfer,) = make_plan(choice, states).transfers()
     assert (transfer.move.kind, transfer.move.axes, transfer.move.num_bytes) == ("all_reduce", (1,), 2 * 4)
-    # 2 x 4 and 4 read, 2 written at 1 GB/s; then, twice, half of 8 bytes at 2 GB/s and a tenth of 1 ns. Sums are joined,
-    # and what is summed is 4 elements of the 40 that products read.
+    # 2 x 4 and 4 read, 2 written at 1 GB/s; then, twice, half of 8 bytes at 2 GB/s and a tenth of 1 ns. Sums are
+    # joined, and what is summed is 4 elements of the 40 that products read.
     assert choice.problem.cost(states) == pytest.approx((8 + 4 + 2) * 4e-9 + 2 * (0.1e-9 + 4 / 2e9))
 
 
