@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from rhino.ir.arrays import Ints
-from rhino.ir.graph.graph import BARRIER, HOST, Graph, Loop, OpClass
+from rhino.ir.graph.graph import BARRIER, HANDS_ON, HOST, Graph, Loop, OpClass
 from rhino.ir.graph.spec import REPLICATED, Spec, partial_axes, split_axes
 from rhino.strategies.choice.choice import Choice
 from rhino.strategies.cost.candidates import State, following, strategies
@@ -216,7 +216,8 @@ def _with_free(
     """Decides free ops, users first: as all users want it, or whole (a slice of what is everywhere sends nothing).
 
     A partial sum that its readers all want in the same other spec is stored in that one: the same collective, and
-    plainer to read.
+    plainer to read. But not what is handed on, which lies in one way from where it comes to where it goes: what a loop
+    carries would be brought to that spec in each round.
     """
     wanted: list[dict[Spec, None]] = [{} for _ in range(graph.num_values)]
     for value, spec in zip(graph.returns, returned, strict=True):
@@ -234,7 +235,8 @@ def _with_free(
                 else min(limit, key=lambda spec: (spec != state.result_specs[0], spec))
             )
         for value in values:
-            if partial_axes(specs[value]) and len(wanted[value]) == 1 and value not in graph.fixed:
+            is_free = value not in graph.fixed and graph.cls(op).name not in HANDS_ON
+            if is_free and partial_axes(specs[value]) and len(wanted[value]) == 1:
                 specs[value] = next(iter(wanted[value]))
         for operand, need in zip(graph.operands(op).tolist(), state.operand_specs, strict=True):
             wanted[operand][need] = None
