@@ -75,9 +75,11 @@ def greedy(ascent: Ascent) -> Ints:
     onward: list[list[tuple[int, int, int]]] = [[] for _ in total]
     for e, u, v in zip(edge_class, problem.edge_u.tolist(), problem.edge_v.tolist(), strict=True):
         onward[min(u, v)].append((e, 0 if u < v else 1, max(u, v)))
+    left = [ascent.left_of(node) for node in range(problem.num_nodes)]
     states = np.zeros(problem.num_nodes, dtype=np.int64)
     for node, costs in enumerate(total):
-        states[node] = state = int(costs.argmin())
+        place = int(costs.argmin())
+        states[node] = left[node][place]
         for e, side, other in onward[node]:
-            total[other] += ascent.tables[e][1 - side][state] - prices[e][side][state] - prices[e][1 - side]
+            total[other] += ascent.tables[e][1 - side][place] - prices[e][side][place] - prices[e][1 - side]
     return states

@@ -22,19 +22,22 @@ On large problems passes compute in single precision, in less than half the time
 to stay near those that matter, an edge then charges no state more than a few times the bound. What is proven is
 computed in double precision, after one pass in it that makes good what rounding has lost.
 
+States that cost more than a choice at hand may be left out for good (`Ascent.narrow`): no better choice has them, and
+tables become smaller.
+
 Source: sequential tree-reweighted message passing (Kolmogorov 2006), in the form of Kolmogorov (2015).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
 
 import numpy as np
 
-from rhino.ir.arrays import Floats
-from rhino.strategies.solver.dual.colour_refinement import End, Lifted
-from rhino.strategies.solver.problem import starts
+from rhino.ir.arrays import Bools, Floats, Ints
+from rhino.strategies.solver.dual.colour_refinement import Lifted
+from rhino.strategies.solver.dual.price_passes import Passes, least_of
 
 _PERIOD, _GROWTH = 3, 1.2
 """Passes between steps, and by how much a step grows that paid.
@@ -45,185 +48,18 @@ came within a factor of two of each other, five to ten times ahead of passes alo
 _LARGE: Final = 1 << 20
 """Entries of tables from which on passes are made in single precision."""
 
+_WORTH: Final = 0.6
+"""The share of the entries of tables that may be left where leaving out states is worth it."""
+
 _MOST: Final = 4.0
 """Where passes are made in single precision, how many times the bound an edge may charge, or a node hand on."""
-
-
-class _Pull(NamedTuple):
-    """One end of an edge: `paid` [states] takes what it can charge there.
-
-    `price` takes it as well where the edge does not lead on from here. `table` is [states of the other end, states],
-    `other` the prices there as a column, and `room` takes their difference.
-    """
-
-    paid: Floats
-    table: Floats
-    other: Floats
-    room: Floats
-    price: Floats | None
-
-
-class _Share(NamedTuple):
-    """A node: its costs, what edges charge it, and which share each edge that leads on gets.
-
-    An edge charges once, or as often as a number says.
-    """
-
-    cost: Floats
-    once: list[Floats]
-    often: list[tuple[int, Floats]]
-    share: float
-
-
-class _Push(NamedTuple):
-    """One end of an edge that leads on.
-
-    It has its prices, what the edge can charge, and which nodes of the visit hand to it.
-    """
-
-    price: Floats
-    paid: Floats
-    nodes: tuple[int, ...]
-
-
-class _Visit(NamedTuple):
-    """What is done at a group of nodes in one direction."""
-
-    pulls: list[_Pull]
-    shares: list[_Share]
-    pushes: list[_Push]
 
 
 Start = Callable[[int], tuple[Floats, Floats] | None]
 """The prices at the ends of an edge that an ascent begins with, None for none."""
 
-
-class Passes:
-    """Prices, and the passes that raise them.
-
-    `tables` are those of edges as either end sees them, [states of the other end, states of the end]. `prices` are at
-    both ends of each edge, `every` is all of them as one vector.
-    """
-
-    def __init__(self, lifted: Lifted, costs: list[Floats], tables: list[tuple[Floats, Floats]]) -> None:
-        self.lifted, self.costs, self.tables = lifted, costs, tables
-        kind = costs[0].dtype if costs else np.dtype(np.float64)
-        self._room = np.empty(max([table.size for table, _ in tables], default=0), dtype=kind)
-        self.every, self.prices = self._vector(kind)
-        _, self.paid = self._vector(kind)
-        self._visits = [self._plan(backward=False), self._plan(backward=True)]
-        self._onward = self._pulls_onward()
-
-    def _vector(self, kind: np.dtype[Any]) -> tuple[Floats, list[tuple[Floats, Floats]]]:
-        """Returns room for a number for each state at each end of each edge, as one vector and as views of it."""
-        sizes = np.array([table.shape[1] for pair in self.tables for table in pair], dtype=np.int64)
-        every = np.zeros(int(sizes.sum()), dtype=kind)
-        views = [every[a : a + n] for a, n in zip(starts(sizes).tolist(), sizes.tolist(), strict=True)]
-        return every, list(zip(views[::2], views[1::2], strict=True))
-
-    # What a pass does
-
-    def _plan(self, *, backward: bool) -> list[_Visit]:
-        members: dict[int, list[int]] = {}
-        for c, group in enumerate(self.lifted.group):
-            members.setdefault(group, []).append(c)
-        return [self._visit(members[group], backward) for group in sorted(members, reverse=backward)]
-
-    def _visit(self, members: list[int], backward: bool) -> _Visit:
-        ends = {(e, side): self._leads_on(e, side, backward) for c in members for e, side, _ in self.lifted.ends[c]}
-        pulls = [self._pull(e, side, self.prices[e][side]) for (e, side), on in ends.items() if not on]
-        # Where both ends are here, the prices at the other one have just changed; elsewhere `paid` is still what it
-        # was.
-        pulls += [self._pull(e, side, None) for (e, side), on in ends.items() if on and self._is_within(e)]
-        shares, nodes_of = [], dict[tuple[int, int], list[int]]()
-        for number, c in enumerate(members):
-            met = self.lifted.ends[c]
-            shares.append(self._share(c, met, [end for end in met if ends[end[:2]]]))
-            for e, side, _ in met:
-                if ends[e, side]:
-                    nodes_of.setdefault((e, side), []).append(number)
-        pushes = [
-            _Push(self.prices[e][side], self.paid[e][side], tuple(nodes)) for (e, side), nodes in nodes_of.items()
-        ]
-        return _Visit(pulls, shares, pushes)
-
-    def _leads_on(self, e: int, side: int, backward: bool) -> bool:
-        """Says whether an edge leads from its end at `side` to where a pass comes later.
-
-        Among equals, u comes first.
-        """
-        here, there = self.lifted.edge_groups[e][side], self.lifted.edge_groups[e][1 - side]
-        return (here < there if here != there else side == 0) != backward
-
-    def _is_within(self, e: int) -> bool:
-        """Says whether both ends of an edge are visited at the same time."""
-        first, second = self.lifted.edge_groups[e]
-        return first == second
-
-    def _pull(self, e: int, side: int, price: Floats | None) -> _Pull:
-        table = self.tables[e][side]
-        return _Pull(self.paid[e][side], table, self.prices[e][1 - side][:, None], self._room_for(table), price)
-
-    def _room_for(self, table: Floats) -> Floats:
-        """Returns room for a table, in its order in memory. All share it, so that it stays in a processor's cache."""
-        room = self._room[: table.size]
-        return room.reshape(table.shape) if table.flags.c_contiguous else room.reshape(table.shape[::-1]).T
-
-    def _pulls_onward(self) -> list[_Pull]:
-        """Returns what a pass reads before it has computed it: what edges that lead on can charge."""
-        ends = [(e, side) for e in range(len(self.tables)) for side in (0, 1) if not self._is_within(e)]
-        return [self._pull(e, side, None) for e, side in ends if self._leads_on(e, side, backward=False)]
-
-    def _share(self, c: int, met: list[End], onward: list[End]) -> _Share:
-        once = [self.paid[e][side] for e, side, count in met if count == 1]
-        often = [(count, self.paid[e][side]) for e, side, count in met if count > 1]
-        leading = sum(count for *_, count in onward)
-        return _Share(self.costs[c], once, often, 1.0 / max(leading, sum(count for *_, count in met) - leading, 1))
-
-    def go_to(self, prices: Floats) -> None:
-        """Takes prices, from which a pass may begin."""
-        self.every[:] = prices
-        for paid, table, other, room, _ in self._onward:
-            np.minimum.reduce(np.subtract(table, other, room), out=paid)
-
-    def run(self, most: float | None = None) -> None:
-        """Makes a pass; no edge charges more than `most`, and no node hands on more."""
-        for visits in self._visits:
-            for visit in visits:
-                _at(visit, most)
-
-    # What prices prove
-
-    def value(self) -> float:
-        """Returns the bound that the prices prove."""
-        return self._of_nodes() + self._of_edges(range(len(self.tables)))
-
-    def value_after_pass(self) -> float:
-        """Returns the bound that the prices prove after a pass.
-
-        The last that is done at an edge is to have it charge what it can. So it costs nothing itself, but perhaps where
-        both its ends are visited at the same time.
-        """
-        return self._of_nodes() + self._of_edges([e for e in range(len(self.tables)) if self._is_within(e)])
-
-    def _of_nodes(self) -> float:
-        return sum(count * _least(self.charged(c)) for c, count in enumerate(self.lifted.num_nodes))
-
-    def _of_edges(self, edges: Sequence[int]) -> float:
-        return sum(self.lifted.num_edges[e] * _least(self.can_charge(e, 0) - self.prices[e][0]) for e in edges)
-
-    def can_charge(self, e: int, side: int) -> Floats:
-        """Returns the most that an edge can charge one of its ends without a state that pays it [states]."""
-        table = self.tables[e][side]
-        most: Floats = np.minimum.reduce(np.subtract(table, self.prices[e][1 - side][:, None], self._room_for(table)))
-        return most
-
-    def charged(self, c: int) -> Floats:
-        """Returns the costs of a node with what edges charge it [states]."""
-        total: Floats = self.costs[c].copy()
-        for e, side, count in self.lifted.ends[c]:
-            total += count * self.prices[e][side]
-        return total
+Left = Callable[[int], Ints]
+"""The states of a node that an ascent begins with."""
 
 
 class Ascent:
@@ -232,42 +68,109 @@ class Ascent:
     `bound` is the best so far, infinite once nothing is found to be legal.
     """
 
-    def __init__(self, lifted: Lifted, start: Start | None = None) -> None:
-        """Starts from the prices that `start` gives, or from none."""
+    def __init__(self, lifted: Lifted, start: Start | None = None, left: Left | None = None) -> None:
+        """Starts from the prices that `start` gives, or from none, with the states that `left` gives, or all."""
         self.lifted = lifted
         problem = lifted.problem
         used = np.bincount(np.concatenate([problem.node_table, problem.edge_table]), minlength=len(problem.tables))
         most = float(used @ np.array([np.abs(table[np.isfinite(table)]).max(initial=0.0) for table in problem.tables]))
         self.barred = 3.0 * most or 1.0
         node_tables, edge_tables = problem.node_table[lifted.node].tolist(), problem.edge_table[lifted.edge].tolist()
-        is_large = sum([problem.tables[table].size for table in edge_tables]) >= _LARGE
+        self._is_large = sum([problem.tables[table].size for table in edge_tables]) >= _LARGE
         finite = [np.where(np.isfinite(table), table, self.barred) for table in problem.tables]
-        costs = [finite[table] for table in node_tables]
-        flipped = {
-            table: finite[table].T if is_large else np.ascontiguousarray(finite[table].T) for table in edge_tables
-        }
-        self.tables = [(flipped[table], finite[table]) for table in edge_tables]
-        self._exact = Passes(lifted, costs, self.tables)
-        self.prices = self._exact.prices
-        self._rough: Passes | None = None
-        if is_large:
-            rough = {table: finite[table].astype(np.float32) for table in edge_tables}
-            turned = {table: np.ascontiguousarray(one.T) for table, one in rough.items()}
-            pairs = [(turned[table], rough[table]) for table in edge_tables]
-            self._rough = Passes(lifted, [one.astype(np.float32) for one in costs], pairs)
+        costs, tables = [finite[table] for table in node_tables], [finite[table] for table in edge_tables]
+        self._before = [(np.zeros(len(table)), np.zeros(table.shape[1])) for table in tables]
         if start is not None:
-            for pair, first in zip(self.prices, lifted.edge, strict=True):
+            for pair, first in zip(self._before, lifted.edge, strict=True):
                 for price, old in zip(pair, start(first) or (), strict=False):
                     price[:] = old
+        first_of = dict(zip(reversed(lifted.group), reversed(lifted.node), strict=True))
+        self.left = [
+            np.arange(len(problem.tables[problem.node_table[node]])) if left is None else left(node)
+            for _, node in sorted(first_of.items())
+        ]
+        """By group, the states that are not left out."""
+        if left is not None:
+            costs, tables = self._sliced(costs, tables, self.left)
+        self._build(costs, tables)
         self._step = 1.0
         self.bound = self._or_illegal(self._exact.value())
 
+    def _build(self, costs: list[Floats], tables: list[Floats]) -> None:
+        """Makes ready for passes with the states that are left, from the last prices."""
+        each = {id(table): table for table in tables}
+        flipped = {number: one.T if self._is_large else np.ascontiguousarray(one.T) for number, one in each.items()}
+        self.tables = [(flipped[id(table)], table) for table in tables]
+        self._exact = Passes(self.lifted, costs, self.tables)
+        self.prices = self._exact.prices
+        for pair, before, ends in zip(self.prices, self._before, self._ends(), strict=True):
+            for price, old, states in zip(pair, before, ends, strict=True):
+                price[:] = old[states]
+        self._rough: Passes | None = None
+        if self._is_large:
+            single: np.dtype[Any] = np.dtype(np.float32)
+            rough = {number: one.astype(single) for number, one in each.items()}
+            turned = {number: np.ascontiguousarray(one.T) for number, one in rough.items()}
+            pairs = [(turned[id(table)], rough[id(table)]) for table in tables]
+            self._rough = Passes(self.lifted, [one.astype(single) for one in costs], pairs)
+
+    def _ends(self) -> Iterator[tuple[Ints, Ints]]:
+        """Yields the states that are left at both ends of each edge."""
+        for first, second in self.lifted.edge_groups:
+            yield self.left[first], self.left[second]
+
+    def narrow(self, room: float) -> None:
+        """Leaves out for good the states that cost more than `room` above the bound.
+
+        What is proven from then on is proven of choices without them. As making tables smaller takes as long as a few
+        passes, nothing is done where fewer than `_WORTH` says would go.
+        """
+        if not self._is_large or not np.isfinite(room):
+            return
+        within: dict[int, Bools] = {}
+        for group, excess in zip(self.lifted.group, self._excess(), strict=True):
+            within[group] = within.get(group, False) | (excess <= room)
+        kept = [np.flatnonzero(within[group]) for group in range(len(self.left))]
+        entries = sum([len(kept[first]) * len(kept[second]) for first, second in self.lifted.edge_groups])
+        if not all(map(len, kept)) or entries > _WORTH * sum([table.size for _, table in self.tables]):
+            return
+        for pair, before, ends in zip(self.prices, self._before, self._ends(), strict=True):
+            for price, old, states in zip(pair, before, ends, strict=True):
+                old[states] = price
+        costs, tables = self._sliced(self._exact.costs, [table for _, table in self.tables], kept)
+        self.left = [states[here] for states, here in zip(self.left, kept, strict=True)]
+        self._build(costs, tables)
+        self.bound = max(self.bound, self._or_illegal(self._exact.value()))
+
+    def _sliced(
+        self, costs: list[Floats], tables: list[Floats], kept: Sequence[Ints]
+    ) -> tuple[list[Floats], list[Floats]]:
+        """Returns costs and tables with some of the states of each group; what is equal stays one."""
+        numbers: dict[bytes, int] = {}
+        of_group = [numbers.setdefault(states.tobytes(), len(numbers)) for states in kept]
+        known: dict[tuple[int, int, int], Floats] = {}
+        found = []
+        for table, (first, second) in zip(tables, self.lifted.edge_groups, strict=True):
+            key = id(table), of_group[first], of_group[second]
+            if key not in known:
+                known[key] = table[np.ix_(kept[first], kept[second])]
+            found.append(known[key])
+        return [cost[kept[group]] for cost, group in zip(costs, self.lifted.group, strict=True)], found
+
+    def left_of(self, node: int) -> Ints:
+        """Returns the states of a node of the problem that are not left out."""
+        return self.left[int(self.lifted.classes.group[node])]
+
     def at(self, edge: int) -> tuple[Floats, Floats]:
-        """Returns the prices at the ends of an edge of the problem."""
-        return self.prices[int(self.lifted.classes.edge[edge])]
+        """Returns the prices at the ends of an edge of the problem; of states that are left out, the last ones."""
+        number = int(self.lifted.classes.edge[edge])
+        first, second = (old.copy() for old in self._before[number])
+        group, other = self.lifted.edge_groups[number]
+        first[self.left[group]], second[self.left[other]] = self.prices[number]
+        return first, second
 
     def charged(self, c: int) -> Floats:
-        """Returns the costs of a node with what edges charge it [states]."""
+        """Returns the costs of a node with what edges charge it [states that are left]."""
         return self._exact.charged(c)
 
     def _or_illegal(self, value: float) -> float:
@@ -325,53 +228,28 @@ class Ascent:
         return best, reached
 
     def excess(self) -> list[Floats]:
-        """Returns by class of nodes what each state costs more than the bound.
+        """Returns by class of nodes what each state costs more than the bound; infinite for those that are left out.
 
         No choice with one node in it costs less [states].
         """
+        found = []
+        for node, group, excess in zip(self.lifted.node, self.lifted.group, self._excess(), strict=True):
+            every = np.full(len(self.lifted.problem.tables[self.lifted.problem.node_table[node]]), np.inf)
+            every[self.left[group]] = excess
+            found.append(every)
+        return found
+
+    def _excess(self) -> list[Floats]:
+        """Returns what `excess` does of the states that are left."""
         above = []
         for e, prices in enumerate(self.prices):
-            least = [self._exact.can_charge(e, side) - price for side, price in enumerate(prices)]
-            above.append([one - _least(one) for one in least])
+            more = [self._exact.can_charge(e, side) - price for side, price in enumerate(prices)]
+            above.append([one - least_of(one) for one in more])
         found = []
         for c, met in enumerate(self.lifted.ends):
             charged = self.charged(c)
-            charged -= _least(charged)
+            charged -= least_of(charged)
             for e, side, count in met:
                 charged += count * above[e][side]
             found.append(charged)
         return found
-
-
-def _least(vector: Floats) -> float:
-    """Returns the least number, in a quarter of the time of NumPy's `min`."""
-    return float(vector[vector.argmin()])
-
-
-def _at(visit: _Visit, most: float | None) -> None:
-    """Does what there is to do at a group of nodes; nothing over `most` is charged or passed on."""
-    for paid, table, other, room, price in visit.pulls:
-        np.minimum.reduce(np.subtract(table, other, room), out=paid)
-        if most is not None:
-            np.minimum(paid, most, out=paid)
-        if price is not None:
-            price[:] = paid
-    if not visit.pushes:
-        return
-    pushed = []
-    for cost, once, often, share in visit.shares:
-        total = cost.copy()
-        for paid in once:
-            total += paid
-        for count, paid in often:
-            total += count * paid
-        total -= _least(total)
-        if most is not None:
-            np.minimum(total, most, out=total)
-        total *= share
-        pushed.append(total)
-    for price, paid, nodes in visit.pushes:
-        least = pushed[nodes[0]]
-        for number in nodes[1:]:
-            least = np.minimum(least, pushed[number])
-        np.subtract(paid, least, price)

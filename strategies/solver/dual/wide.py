@@ -94,7 +94,8 @@ class Wide:
     def ascend(self, lifted: Lifted, passes: int) -> None:
         """Raises the bound, and looks near it for a better choice."""
         begun = self.ascent is None and self.start is not None
-        ascent = self.ascent = Ascent(lifted, self.ascent.at if self.ascent else self.start)
+        last = self.ascent
+        ascent = self.ascent = Ascent(lifted, last.at if last else self.start, last.left_of if last else None)
         self.bound = max(self.bound, ascent.bound)
         leg = _FIRST if begun else _LEG
         while passes > 0:
@@ -115,6 +116,7 @@ class Wide:
             stalls = self.cost < np.inf and self.bound - before < _PROGRESS * (self.cost - self.bound)
             if self.is_done or stalls:
                 return
+            ascent.narrow(min(self.cost, self.cutoff) - ascent.bound)
 
     def take(self, states: Ints) -> None:
         """Takes a choice if it is the best so far."""

@@ -16,7 +16,8 @@ from problems import random_budget
 from rhino.strategies.solver.answer import Answer, Infeasible, Unsolved
 from rhino.strategies.solver.dual.axis_sweeps import Sweep
 from rhino.strategies.solver.dual.colour_refinement import find_classes, lift
-from rhino.strategies.solver.dual.dual_ascent import Ascent, Passes
+from rhino.strategies.solver.dual.dual_ascent import Ascent
+from rhino.strategies.solver.dual.price_passes import Passes
 from rhino.strategies.solver.elimination.by_node import TableStore
 from rhino.strategies.solver.search import Limits, Search
 from rhino.strategies.solver.solver import Solver

@@ -15,7 +15,8 @@ from rhino.strategies.solver.answer import Infeasible
 from rhino.strategies.solver.dual import dual_ascent
 from rhino.strategies.solver.dual.bounded_elimination import best_near, greedy, states_within
 from rhino.strategies.solver.dual.colour_refinement import find_classes, lift
-from rhino.strategies.solver.dual.dual_ascent import Ascent, Passes
+from rhino.strategies.solver.dual.dual_ascent import Ascent
+from rhino.strategies.solver.dual.price_passes import Passes
 from rhino.strategies.solver.dual.wide import Wide
 from rhino.strategies.solver.elimination.by_node import TableStore
 from rhino.strategies.solver.lp.solve_lp import Relaxed, solve_lp
@@ -200,6 +201,31 @@ def test_states_within_room_are_those_of_better_choices():
         ascent = raised(problem, 2)
         masks = states_within(ascent, ascent.excess(), best.cost - ascent.bound + ROUNDING * ascent.barred, least=False)
         assert all(state in mask for state, mask in zip(best.states.tolist(), masks, strict=True)), seed
+
+
+def test_states_that_cost_too_much_are_left_out_and_no_better_choice_with_them(monkeypatch):
+    """The best choice keeps its states, and the bound of what is left is one of it; finer classes go on from there."""
+    monkeypatch.setattr(dual_ascent, "_LARGE", 0)
+    monkeypatch.setattr(dual_ascent, "_WORTH", 1.0)
+    fewer = legal = 0
+    for seed in range(80):
+        problem = problems_of(seed)[2]
+        best = brute_force(problem)
+        if best is None:
+            continue
+        ascent = raised(problem, 1)
+        ascent.narrow(best.cost - ascent.bound + ROUNDING * ascent.barred)
+        before = ascent.bound
+        finer = Ascent(lift(problem, find_classes(problem, 3)), ascent.at, ascent.left_of)
+        for one in (ascent, finer):
+            one.run(PASSES)
+            assert before - ROUNDING * one.barred <= one.bound <= best.cost + ROUNDING * one.barred, seed
+            excess, classes = one.excess(), one.lifted.classes.node.tolist()
+            assert all(excess[c][state] < np.inf for c, state in zip(classes, best.states.tolist(), strict=True)), seed
+            legal += problem.cost(greedy(one)) < np.inf
+        fewer += sum(np.isinf(more).sum() for more in ascent.excess()) > 0
+    assert fewer > 20, fewer
+    assert legal > 40, legal
 
 
 def test_what_is_finished_is_the_optimum():
