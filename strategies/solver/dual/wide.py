@@ -66,6 +66,8 @@ class Wide:
     cost: float = field(init=False)
     ascent: Ascent | None = None
     start: Start | None = None
+    left_out: float = np.inf
+    """What choices cost at least that have a state which the ascent has left out."""
 
     def __post_init__(self) -> None:
         self.cost = self.problem.cost(self.states)
@@ -96,11 +98,11 @@ class Wide:
         begun = self.ascent is None and self.start is not None
         last = self.ascent
         ascent = self.ascent = Ascent(lifted, last.at if last else self.start, last.left_of if last else None)
-        self.bound = max(self.bound, ascent.bound)
+        self.raise_to(ascent.bound)
         leg = _FIRST if begun else _LEG
         while passes > 0:
             before = self.bound
-            self.bound = max(before, ascent.run(leg, self.cutoff))
+            self.raise_to(ascent.run(leg, self.cutoff))
             passes, leg = passes - leg, min(_LONGER * leg, _LEG)
             if self.is_over:
                 return
@@ -116,7 +118,12 @@ class Wide:
             stalls = self.cost < np.inf and self.bound - before < _PROGRESS * (self.cost - self.bound)
             if self.is_done or stalls:
                 return
-            ascent.narrow(min(self.cost, self.cutoff) - ascent.bound)
+            self.left_out = min(self.cost, self.cutoff)
+            ascent.narrow(self.left_out - ascent.bound)
+
+    def raise_to(self, bound: float) -> None:
+        """Takes a bound on the choices that have no state which was left out."""
+        self.bound = max(self.bound, min(bound, self.left_out))
 
     def take(self, states: Ints) -> None:
         """Takes a choice if it is the best so far."""
