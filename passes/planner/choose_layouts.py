@@ -2,7 +2,8 @@
 
 A step in which `rhino-materialize-strides` finds views is planned twice: as it is, and with them. Where these are of
 several kinds, it is planned without each kind that moves something in turn, and the kind is left out if the step is
-faster so. What takes least is kept. Any other step is planned once, as `rhino-choose-shardings` does it.
+faster so. What takes least is kept; a form is given up once its bound shows that it will not be. Any other step is
+planned once, as `rhino-choose-shardings` does it.
 
 Reads     what `rhino-choose-shardings` and `rhino-materialize-strides` read; the views are for all devices of the mesh.
 Writes    what these write: views where the step is faster with them, and shardings.
@@ -43,7 +44,10 @@ from rhino.strategies.layout.blocked_views import Views
 
 @dataclass(frozen=True, slots=True)
 class OtherLayout:
-    """The form in which a step was planned too, and not taken; `why_not` is there where it could not be planned."""
+    """The form in which a step was planned too, and not taken.
+
+    Without `step_s` it was given up at its bound, or `why_not` says why it could not be planned.
+    """
 
     is_viewed: bool
     step_s: float | None
@@ -120,16 +124,15 @@ class ChooseLayouts(ChooseShardings):
         found = Remarks(remarks.file)
         viewed = viewed_copy(module, parts, found)
         if viewed is None:
-            self.choose(module, remarks)
+            self.run_below(module, remarks, inf)
             return
-        blocks = self.tried_in_blocks(module, viewed, found.result(Views), remarks)
+        before = module.clone()
         plain = self.tried(module, {}, remarks)
+        blocks = self.tried_in_blocks(before, viewed, found.result(Views), remarks, self.less_than(plain))
         if plain.choice is None and blocks.choice is None:
             assert plain.error is not None, "it was not planned"
             raise plain.error
-        # By more than what the search itself leaves open.
-        is_faster = blocks.step_s < plain.step_s * (1 - LEVELS[self.level].gap)
-        taken, other = (blocks, plain) if is_faster else (plain, blocks)
+        taken, other = (blocks, plain) if blocks.step_s < self.less_than(plain) else (plain, blocks)
         if taken is blocks:
             swap(module, blocks.module)
             remarks.items += found.items
@@ -140,9 +143,18 @@ class ChooseLayouts(ChooseShardings):
             remarks.record(result)
         remarks.record(choice)
 
-    def tried_in_blocks(self, module: ir.Operation, viewed: ir.Operation, views: Views, remarks: Remarks) -> _Tried:
-        """Plans a step with all its views, as `viewed` has them, then without the kinds that make it slower."""
-        best, kinds = self.tried(viewed, dict(views.values), remarks), views.kinds
+    def less_than(self, tried: _Tried) -> float:
+        """Returns the seconds that another form must be below: by more than what the search itself leaves open."""
+        return tried.step_s * (1 - LEVELS[self.level].gap)
+
+    def tried_in_blocks(
+        self, module: ir.Operation, viewed: ir.Operation, views: Views, remarks: Remarks, cutoff_s: float
+    ) -> _Tried:
+        """Plans a step with all its views, as `viewed` has them, then without the kinds that make it slower.
+
+        A form that takes `cutoff_s` at least is given up.
+        """
+        best, kinds = self.tried(viewed, dict(views.values), remarks, cutoff_s), views.kinds
         num_arguments, kept = len(entry_function(module, remarks.file).arguments), kinds
         for kind in kinds:
             moves = any(one.border_bytes for one in kind) or (
@@ -153,26 +165,25 @@ class ChooseLayouts(ChooseShardings):
                 continue
             copy, values = module.clone(), views.of([region for other in left for region in other])
             write_views(copy, values, remarks.file)
-            fewer = self.tried(copy, values, remarks)
-            if fewer.step_s < best.step_s * (1 - LEVELS[self.level].gap):
+            fewer = self.tried(copy, values, remarks, min(cutoff_s, self.less_than(best)))
+            if fewer.step_s < self.less_than(best):
                 best, kept = fewer, left
         return best
 
-    def tried(self, module: ir.Operation, values: dict[int, View], remarks: Remarks) -> _Tried:
-        """Plans a form of a step."""
+    def tried(self, module: ir.Operation, values: dict[int, View], remarks: Remarks, cutoff_s: float = inf) -> _Tried:
+        """Plans a form of a step, unless it takes `cutoff_s` at least."""
         found = _Tried(module, values, remarks)
-        found.plan(self.choose)
+        found.plan(lambda module, remarks: self.run_below(module, remarks, cutoff_s))
         if self.own_shapes and values and found.choice is not None:
             found.moved_s = _moved_s(found.choice)
         return found
 
-    def choose(self, module: ir.Operation, remarks: Remarks) -> None:
-        """Chooses the shardings of a module as it is stored."""
-        ChooseShardings.run(self, module, remarks)
-
 
 class _Tried:
-    """A form of a step as it was planned: its choice, or the error where there is none."""
+    """A form of a step as it was planned: its choice, or the error where there is none.
+
+    One that was given up has a bound alone.
+    """
 
     def __init__(
         self, module: ir.Operation, values: dict[int, View], remarks: Remarks, host_share: float = 0.0
@@ -182,13 +193,14 @@ class _Tried:
         self.remarks.record(remarks.find(PhaseTimes) or PhaseTimes())
         self.choice: ShardingChoice | None = None
         self.error: RhinoError | None = None
+        self.bound: float | None = None
         self.moved_s = 0.0
 
-    def plan(self, choose: Callable[[ir.Operation, Remarks], None]) -> None:
-        """Chooses and writes the shardings."""
+    def plan(self, choose: Callable[[ir.Operation, Remarks], float | None]) -> None:
+        """Chooses and writes the shardings, unless what is returned is a bound on the step at which it was given up."""
         try:
-            choose(self.module, self.remarks)
-            self.choice = self.remarks.result(ShardingChoice)
+            self.bound = choose(self.module, self.remarks)
+            self.choice = self.remarks.find(ShardingChoice)
         except RhinoError as error:
             self.error = error
 
@@ -211,8 +223,7 @@ class _Tried:
     def as_other(self, *, is_viewed: bool) -> OtherLayout:
         """Returns what is kept of it where it is not taken."""
         if self.choice is None:
-            assert self.error is not None, "it was not planned"
-            return OtherLayout(is_viewed, None, 0.0, self.error.what)
+            return OtherLayout(is_viewed, None, self.bound or 0.0, self.error.what if self.error else "")
         return OtherLayout(is_viewed, self.step_s, self.choice.answer.bound)
 
 
@@ -245,9 +256,11 @@ def _with_host(error: RhinoError, tried: Sequence[_Tried]) -> RhinoError:
 def _words(taken: _Tried, choice: LayoutChoice) -> str:
     other = choice.other
     form, others = ("as it is", "with dims stored as blocks") if other.is_viewed else ("with blocks", "as it is")
-    against = f"{others} it has no plan: {other.why_not}"
-    if other.step_s is not None:
-        against = f"{others} it takes {format_seconds(other.step_s)}"
+    if other.why_not:
+        against = f"{others} it has no plan: {other.why_not}"
+    else:
+        least = "" if other.step_s is not None else "at least "
+        against = f"{others} it takes {least}{format_seconds(other.step_s or other.at_least_s)}"
     moved = f", {format_seconds(taken.moved_s)} of it to move arrays" if taken.moved_s else ""
     return f"the step takes {format_seconds(taken.step_s)} {form}{moved}; {against}"
 

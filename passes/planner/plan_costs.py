@@ -340,7 +340,9 @@ def alternatives(chosen: ShardingChoice, layout: LayoutChoice | None) -> tuple[A
     if layout is not None:
         other, own_s = layout.other, chosen.answer.cost + layout.moved_s
         what = AS_BLOCKS if other.is_viewed else PLAIN
-        why = other.why_not if other.step_s is None else f"{other.step_s / own_s - 1:.1%} slower"
+        why = other.why_not or f"takes at least {format_seconds(other.at_least_s)}"
+        if other.step_s is not None:
+            why = f"{other.step_s / own_s - 1:.1%} slower"
         found.append(Alternative(what, other.step_s, other.at_least_s, is_exact=other.step_s is not None, why=why))
     for target, outcome in chosen.outcomes:
         what = f"mesh {target.mesh}"

@@ -101,7 +101,7 @@ def search(
     step_s, bound_s = answer.cost, answer.bound
     if layout is not None:
         step_s, sharding = step_s + layout.moved_s, replace(sharding, views=layout.views)
-        bound_s = bound_s if layout.other.step_s is None else min(bound_s, layout.other.at_least_s)
+        bound_s = bound_s if layout.other.why_not else min(bound_s, layout.other.at_least_s)
     arguments, results = boundary(module, is_annotated=True)
     plan = Plan(
         source=source,

@@ -116,6 +116,10 @@ class ChooseShardings(PlanningPass):
 
     def run(self, module: ir.Operation, remarks: Remarks) -> None:
         """Chooses, and writes the choice onto `module`."""
+        self.run_below(module, remarks, inf)
+
+    def run_below(self, module: ir.Operation, remarks: Remarks, cutoff_s: float) -> float | None:
+        """Does what `run` does if a step takes less than `cutoff_s`; else returns what all steps take at least."""
         if self.level not in LEVELS:
             known = " or ".join(map(str, LEVELS))
             raise RhinoError(
@@ -126,32 +130,35 @@ class ChooseShardings(PlanningPass):
         if (num_ranks := max(self.ranks, self.side_by_side)) > 1:
             cluster = load_cluster(self.cluster)
             targets = tuple(rank_target(cluster, one.mesh, num_ranks, one.mesh_name) for one in targets)
-        best, outcomes = self.best(module, targets, clock, remarks)
+        best, outcomes = self.best(module, targets, clock, remarks, cutoff_s)
+        if best is None:
+            return min(one.bound for _, one in outcomes if isinstance(one, Unsolved))
         write_plan(module, best.program, best.plan, best.target)
         if len(outcomes) > 1:
             _remark_meshes(outcomes, remarks)
         _remark(best.program, best.plan, best.answer, best.target, best.budget_bytes, remarks)
         remarks.record(replace(best, outcomes=outcomes))
         clock.lap("write")
+        return None
 
     def best(
-        self, module: ir.Operation, targets: Sequence[Target], clock: _Clock, remarks: Remarks
-    ) -> tuple[ShardingChoice, tuple[MeshOutcome, ...]]:
-        """Returns the plan for the best mesh, and what each mesh came to.
+        self, module: ir.Operation, targets: Sequence[Target], clock: _Clock, remarks: Remarks, cutoff_s: float
+    ) -> tuple[ShardingChoice | None, tuple[MeshOutcome, ...]]:
+        """Returns the plan for the best mesh, and what each mesh came to; no plan where all were given up.
 
         After `targets` come the meshes next to the best (`finer`), until none of them is better. A mesh is given up
-        once its bound reaches the best step so far.
+        once its bound reaches `cutoff_s`, or the best step so far.
         """
         best: ShardingChoice | None = None
         outcomes: dict[Mesh, MeshOutcome] = {}
         while waiting := [one for one in targets if one.mesh not in outcomes]:
             for target in waiting:
-                found = self.plan(module, target, clock, remarks, best.answer.cost if best else inf)
+                found = self.plan(module, target, clock, remarks, best.answer.cost if best else cutoff_s)
                 outcomes[target.mesh] = (target, found.answer if isinstance(found, ShardingChoice) else found)
                 if isinstance(found, ShardingChoice) and (best is None or found.answer.cost < best.answer.cost):
                     best = found
             targets = self.finer(module, best.target) if best else ()
-        if best is None:
+        if best is None and all(isinstance(one, RhinoError) for _, one in outcomes.values()):
             raise next(one for _, one in outcomes.values() if isinstance(one, RhinoError))
         return best, tuple(outcomes.values())
 
