@@ -332,11 +332,11 @@ def _autotuned(traced: Traced, request: PlanRequest, module: ir.Module, own: Pla
 
     def make(decided: Decided) -> Made[Planned]:
         found = request.decided(decided)
-        if compiles is not None and found.schedule:
+        if compiles is not None and found.is_staged:
             return _compiled_stages(traced, found, compiles, str(decided))
         if compiles is not None and of_jit is not None:
             return _compiled_program(traced, found, compiles, str(decided), own, of_jit)
-        planned = _in_stages if found.schedule else _predicted
+        planned = _in_stages if found.is_staged else _predicted
         return _made(planned(traced, found, read_traced(traced, make_context())))
 
     found, report = choose_plan(setup, request, make, compiles=compiles)

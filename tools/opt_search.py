@@ -157,6 +157,9 @@ def decided_options(options: Namespace, plan: Decided) -> Namespace:
     found.searches, found.mesh = False, "x".join(map(str, plan.mesh))
     found.remat = f"{plan.remat:g}" if plan.remat else None
     found.num = plan.micro_batches
+    if plan.replicas > 1:
+        found.stages, found.replicas, found.is_decided = 1, options.replicas or str(plan.replicas), True
+        return found
     if plan.stages == 1:
         make_one_program(found)
         return found

@@ -65,6 +65,13 @@ def rank_groups(cluster: Cluster, size: int, num_ranks: int) -> tuple[tuple[Clus
     return distinct, tuple([distinct.index(one) for one in every])
 
 
+def num_units(cluster: Cluster) -> int:
+    """Returns the least number of ranks of one size that each lie in one group; 1 where all devices are alike."""
+    if not cluster.groups:
+        return 1
+    return cluster.num_devices // math.gcd(*[one.num_devices for one in cluster.groups])
+
+
 def largest_memory(cluster: Cluster) -> int:
     """Returns the bytes that a program may use of a device that has most."""
     return max(one.device.usable_hbm_bytes for one in cluster.groups or (cluster,))

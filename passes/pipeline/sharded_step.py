@@ -9,6 +9,7 @@ from rhino.ir.arrays import Floats
 from rhino.ir.cluster.cluster import Cluster
 from rhino.ir.cluster.groups import rank_groups
 from rhino.ir.cluster.mesh import Mesh, mesh_of_shape
+from rhino.ir.graph.graph import Loop
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.shardings import module_mesh
 from rhino.ir.program.program import Program
@@ -17,6 +18,7 @@ from rhino.passes.sharding.planning_pass import group_target, rank_target
 from rhino.strategies.choice.sharding_plan import ShardingPlan
 from rhino.strategies.choice.sharding_plan_costs import op_seconds, states_of
 from rhino.strategies.cost.cost_model import CostModel
+from rhino.strategies.pipeline.replicas import micro_batch_s
 from rhino.strategies.pipeline.stages.stage_graph import UnlikeDevices
 from rhino.strategies.pipeline.stages.stage_problem import time_ratios
 from rhino.strategies.sharding.choice_problem import Builder
@@ -75,6 +77,19 @@ def unlike_devices(
         choice = Builder(graph=plan.graph, model=group_target(one, mesh).model, is_part=True).costs()
         works.append(op_seconds(choice, states_of(choice, plan)))
     return UnlikeDevices(tuple([group[rank] for rank in rank_of]), time_ratios(works, seconds))
+
+
+def micro_batch_seconds(
+    plan: ShardingPlan, loop: Loop | None, cluster: Cluster, mesh: Mesh, count: int, seconds: Floats
+) -> tuple[float, ...]:
+    """Returns the seconds of a micro-batch on each of `count` replicas [replicas].
+
+    Shapes: `plan` is of a step that takes `seconds` [ops] on a device of any of them.
+    """
+    unlike = unlike_devices(plan, cluster, mesh, range(count), seconds)
+    if unlike is None:
+        return (micro_batch_s(plan.graph, loop, seconds),) * count
+    return tuple([micro_batch_s(plan.graph, loop, seconds * unlike.time_ratio[group]) for group in unlike.group])
 
 
 def sharded_plan(program: Program, module: ir.Operation) -> ShardingPlan:

@@ -22,10 +22,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import ClassVar
 
-import numpy as np
-
-from rhino.ir.arrays import Floats
-from rhino.ir.cluster.cluster import Cluster, load_cluster
+from rhino.ir.cluster.cluster import load_cluster
 from rhino.ir.cluster.groups import rank_groups
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.mlir.bindings import func, ir, stablehlo
@@ -45,7 +42,6 @@ from rhino.ir.program.collectives import tensor_bytes
 from rhino.ir.program.identity import make_constant
 from rhino.ir.program.local_rules import CUSTOM_CALL
 from rhino.ir.program.op_stages import set_stage
-from rhino.ir.program.program import Program
 from rhino.ir.program.replicas import HOW, JOIN, LAST, SEND, SHARES, STACK, parse_replicas
 from rhino.ir.program.staged_module import (
     NUM_STAGES,
@@ -59,13 +55,12 @@ from rhino.ir.program.trip_count import constant_of, trip_count
 from rhino.ir.units import format_seconds
 from rhino.passes.base import Pass, Remarks, opt
 from rhino.passes.pipeline.part_numbers import drop_dead, is_used
-from rhino.passes.pipeline.sharded_step import SHARDED_ERRORS, rank_mesh, sharded_figures, unlike_devices
+from rhino.passes.pipeline.sharded_step import SHARDED_ERRORS, micro_batch_seconds, rank_mesh, sharded_figures
 from rhino.passes.pipeline.split_stages import Draft, Splitter, Writer, share_equal, sum_name
 from rhino.passes.sharding.choose_shardings import STRATEGY
 from rhino.passes.sharding.planning_pass import DEFAULT_CLUSTER
 from rhino.passes.unsharded import UNSHARDED_ERRORS, unsharded_program
 from rhino.strategies.pipeline.replicas import owners, shares
-from rhino.strategies.structure.training_phases import parts_of
 
 
 @dataclass(frozen=True)
@@ -102,7 +97,9 @@ class SplitReplicas(Pass):
                 fix="give each replica one micro-batch at least, and as many in all as there are",
             )
         with unsharded_program(module, remarks) as program:
-            each_s = micro_batch_seconds(program, module, cluster, asked.count)
+            loop, mesh = accumulation_loop(program), rank_mesh(module)
+            figures = sharded_figures(program, module, cluster, asked.count)
+            each_s = micro_batch_seconds(figures.plan, loop, cluster, mesh, asked.count, figures.seconds)
         parts = asked.shares or shares(each_s, num)
         for rank, (count, seconds) in enumerate(zip(parts, each_s, strict=True)):
             words = f"replica {rank} takes {count} of {num} micro-batches, of {format_seconds(seconds)} each"
@@ -111,17 +108,6 @@ class SplitReplicas(Pass):
         if len(set(groups)) > 1:
             module.attributes[STAGE_GROUPS] = ir.DenseI64ArrayAttr.get(groups)
         split(module, parts, remarks)
-
-
-def micro_batch_seconds(program: Program, module: ir.Operation, cluster: Cluster, count: int) -> tuple[float, ...]:
-    """Returns the seconds that a micro-batch takes on each replica [replicas], as the module is sharded."""
-    figures = sharded_figures(program, module, cluster, count)
-    unlike = unlike_devices(figures.plan, cluster, rank_mesh(module), range(count), figures.seconds)
-    parts = parts_of(program.graph, accumulation_loop(program), figures.seconds)
-    own: Floats = np.where(parts.body, parts.seconds, 0.0)
-    if unlike is None:
-        return (float(own.sum()),) * count
-    return tuple([float((own * unlike.time_ratio[group]).sum()) for group in unlike.group])
 
 
 def split(module: ir.Operation, parts: tuple[int, ...], remarks: Remarks) -> None:

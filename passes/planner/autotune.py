@@ -18,6 +18,7 @@ from typing import Final, Generic, TypeVar
 from rhino.ir.cluster.cluster import load_cluster
 from rhino.ir.diagnostics import ExitCode, Place, RhinoError
 from rhino.ir.plan.plan import CompiledPlan
+from rhino.ir.program.replicas import parse_replicas
 from rhino.ir.units import fits_text, format_bytes
 from rhino.passes.planner.aot import NONE_FITS_FIX, none_fits_text
 from rhino.passes.planner.aot_parallel import Compiles
@@ -95,8 +96,10 @@ def choose_plan(
     """
     _check_numbers(request)
     setup = in_own_types(setup)
+    if request.replicas:
+        setup = replace(setup, shares=parse_replicas(request.replicas).shares)
     schedule = SCHEDULES[setup.schedules[0]]
-    stages = [] if request.stages is None else [num_ranks_of(schedule, request.stages)]
+    stages = [] if request.stages is None or request.replicas else [num_ranks_of(schedule, request.stages)]
     _check_ranks(setup, stages, request.mesh.shape if request.mesh else ())
     budget_bytes = setup.budget_bytes
     end = _searched(setup, request, stages, make, on_round, compiles)
@@ -139,8 +142,11 @@ def _searched(
 def _space(setup: Setup, request: PlanRequest, stages: Sequence[int]) -> Space:
     """Returns what is left to choose from. Raises RHI-BATCH-002 for stages of a step without a batch."""
     numbers = [] if request.micro_batches is None else [request.micro_batches]
-    space = make_space(setup, stages, [request.mesh.shape] if request.mesh else [], numbers, request.candidates)
-    if not space.meshes:
+    meshes, replicas = [request.mesh.shape] if request.mesh else [], 0
+    if request.replicas:
+        replicas = parse_replicas(request.replicas).count
+    space = make_space(setup, stages, meshes, numbers, request.candidates, replicas)
+    if not space.meshes and not space.replicas:
         what = "stages need several micro-batches, and the step has no batch that can be divided"
         fix = "name the batch with --batch=NAME:DIM, or leave --stages out"
         raise RhinoError("RHI-BATCH-002", what, Place(setup.file), fix=fix)
@@ -282,7 +288,7 @@ class _End(Generic[T]):
             return sum(made.values()) - len(made) < MOST_SCHEDULES
         if self.is_compared:
             return True
-        return len(made) < MOST_MADE or config.stages == 1
+        return len(made) < MOST_MADE or config.num_ranks == 1
 
     def candidates(self, outcomes: Sequence[Outcome]) -> list[Estimate]:
         """Returns what may be made, best first: a plan of each configuration by each schedule.
@@ -392,4 +398,5 @@ def decided(estimate: Estimate) -> Decided:
     config = estimate.config
     pipeline = pipeline_of(SCHEDULES[estimate.schedule], config) if estimate.schedule else None
     stages, chunks = (pipeline.num_stages, pipeline.chunks) if pipeline else (1, 1)
-    return Decided(stages, chunks, estimate.schedule, config.mesh, config.micro_batches, config.remat)
+    own = (config.mesh, config.micro_batches, config.remat)
+    return Decided(stages, chunks, estimate.schedule, *own, config.replicas)

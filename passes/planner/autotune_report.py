@@ -224,6 +224,7 @@ def _compiled_json(chosen: MadePlan) -> dict[str, Any]:
 def _config_json(config: PlanConfig) -> dict[str, Any]:
     found: dict[str, Any] = {
         "stages": config.stages,
+        **({"replicas": config.replicas} if config.replicas > 1 else {}),
         "mesh": list(config.mesh),
         "micro_batches": config.micro_batches,
         "remat": config.remat,

@@ -19,7 +19,7 @@ import numpy as np
 
 from rhino.ir.arrays import Ints
 from rhino.ir.cluster.cluster import Cluster, load_cluster, mesh_axes, takes_three_axes
-from rhino.ir.cluster.groups import rank_budgets, rank_groups
+from rhino.ir.cluster.groups import num_units, rank_budgets, rank_groups
 from rhino.ir.cluster.mesh import mesh_of_shape
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.graph.graph import Graph, Loop
@@ -33,11 +33,12 @@ from rhino.passes.base import Item, Remarks, make_passes
 from rhino.passes.frontend.stage_marks import BOUNDARY
 from rhino.passes.pipeline.divider import Divider
 from rhino.passes.pipeline.fold_layers import FoldedLayers, FoldLayers
+from rhino.passes.pipeline.join_replicas import JoinReplicas
 from rhino.passes.pipeline.micro_batch import BATCH, MicroBatch, batch_size
 from rhino.passes.pipeline.part_statistics import num_statistics_parts
 from rhino.passes.pipeline.parted_statistics import PartedStatistics
 from rhino.passes.pipeline.rematerialize import Rematerialize, Rematerializer
-from rhino.passes.pipeline.sharded_step import unlike_devices
+from rhino.passes.pipeline.sharded_step import micro_batch_seconds, unlike_devices
 from rhino.passes.pipeline.split_scans import SplitScans, find_layers
 from rhino.passes.planner.choose_layouts import viewed_copy
 from rhino.passes.precision.mixed_precision import MixedPrecision
@@ -62,6 +63,7 @@ from rhino.strategies.choice.sharding_plan_costs import op_seconds
 from rhino.strategies.cost.time_ratios import least_time_ratio
 from rhino.strategies.memory.peak import peak_of
 from rhino.strategies.pipeline.in_flight import several_in_flight
+from rhino.strategies.pipeline.replicas import micro_batch_s, shares
 from rhino.strategies.pipeline.schedules import SCHEDULES, make_order
 from rhino.strategies.pipeline.schedules.base import Order, Pipeline, Schedule
 from rhino.strategies.pipeline.stages.balance import TOLERANCES
@@ -119,7 +121,8 @@ class Setup:
     `module` is the step as bytecode, and `options` are those of the passes, by name, as `before_choice` takes them.
     `layers` is the number of alike layers in each stretch of the step that `groups` stands for, where it is folded.
     Stages are cut within one of `tolerances` of the best balance. With `own_shapes` arrays have the shapes of the step
-    as written between steps: what is stored as blocks is moved in each, and estimates are of steps without.
+    as written between steps: what is stored as blocks is moved in each, and estimates are of steps without. Replicas
+    take `shares` of the micro-batches, where they are given.
     """
 
     module: bytes
@@ -132,6 +135,7 @@ class Setup:
     groups: int = 0
     tolerances: tuple[float, ...] = TOLERANCES
     own_shapes: bool = False
+    shares: tuple[int, ...] = ()
 
 
 def in_own_types(setup: Setup) -> Setup:
@@ -182,7 +186,7 @@ class Evaluator:
     cluster: Cluster = field(init=False)
     context: ir.Context = field(init=False)
     modules: dict[str, bytes | RhinoError] = field(default_factory=dict)
-    programs: dict[tuple[int, int, float], tuple[ir.Module, Program]] = field(default_factory=dict)
+    programs: dict[tuple[int, int, float, int], tuple[ir.Module, Program]] = field(default_factory=dict)
     ops_read: int = 0
     dividers: dict[bytes, Divider] = field(default_factory=dict)
     rematerializer: Rematerializer = field(init=False)
@@ -215,7 +219,7 @@ class Evaluator:
 
         A step that refers to no mesh axis is read once for all meshes.
         """
-        key = (self.num_stages(config), config.micro_batches, config.remat)
+        key = (self.num_stages(config), config.micro_batches, config.remat, config.replicas)
         found = self.programs.pop(key, None)
         if found is None:
             module = self.prepared(config)
@@ -254,9 +258,11 @@ class Evaluator:
             split = SplitScans(stages, leaves=True, cluster=self.setup.cluster)
             step = self.made(f"step-{stages}", step, [split])
         divided = self.made(f"{stages}-{config.micro_batches}", step, others[at:])
-        module = ir.Module.parse(
-            self.made(f"{stages}-{config.micro_batches}-{config.remat:g}", divided, [*again, populate]), self.context
-        )
+        name, join = f"{stages}-{config.micro_batches}-{config.remat:g}", list[Item]()
+        if config.replicas > 1:
+            join = [JoinReplicas(str(config.replicas), self.setup.cluster)]
+            name += f"-{config.replicas}"
+        module = ir.Module.parse(self.made(name, divided, [*again, *join, populate]), self.context)
         build_pass_manager([pin], self.context, Remarks(self.setup.file)).run(module.operation)
         return module
 
@@ -307,11 +313,12 @@ class Evaluator:
 
     def target(self, config: PlanConfig) -> Target:
         """Returns the mesh of a rank, on the links that it has where every rank has one."""
-        return rank_target(self.cluster, mesh_of_shape(config.mesh), config.stages)
+        return rank_target(self.cluster, mesh_of_shape(config.mesh), config.num_ranks)
 
     def budgets(self, config: PlanConfig) -> tuple[float, ...]:
-        """Returns the bytes that a device of each rank may hold [ranks]."""
-        return rank_budgets(self.cluster, prod(config.mesh), config.stages, self.setup.budget_bytes)
+        """Returns the bytes that a device of each rank may hold [ranks]; of replicas, which hold as much, the least."""
+        own = rank_budgets(self.cluster, prod(config.mesh), config.num_ranks, self.setup.budget_bytes)
+        return (min(own),) if config.replicas > 1 else own
 
     def fits(self, config: PlanConfig, peak_bytes: Sequence[float]) -> bool:
         """Says whether devices hold these peaks [ranks]."""
@@ -322,9 +329,9 @@ class Evaluator:
 
         The step's seconds on one rank, by `target`, divided by that are the least that a pipeline takes.
         """
-        groups, group = rank_groups(self.cluster, prod(config.mesh), config.stages)
+        groups, group = rank_groups(self.cluster, prod(config.mesh), config.num_ranks)
         if groups == (self.cluster,):
-            return config.stages
+            return config.num_ranks
         ratios = [least_time_ratio(group_target(one, target.mesh).model, target.model) for one in groups]
         return sum(1 / ratios[number] for number in group) if all(ratios) else inf
 
@@ -373,14 +380,16 @@ class Evaluator:
         if isinstance(free, Unsolved):
             return Refused(config, "no choice of shardings was found", by_memory=False)
         # Of several ranks rows decide, which count the micro-batches in flight.
-        answer = _heard(
-            fit(search, budget, free, peak_of(choice), cutoff_s) if ranks == 1 else search.within(budget, free)
-        )
+        most_s = cutoff_s * effective_ranks
+        is_one = ranks == 1
+        answer = _heard(fit(search, budget, free, peak_of(choice), most_s) if is_one else search.within(budget, free))
         if not isinstance(answer, Answer):
             if isinstance(answer, Unsolved) and answer.bound / effective_ranks >= cutoff_s:
                 return CutOff(config, answer.bound / effective_ranks, free_s, by_memory=True)
             return _none_that_fits(config, answer, free_s)
         bounds = (answer.bound / effective_ranks, free_s)
+        if config.replicas > 1:
+            return self.on_replicas(config, choice, program, answer, bounds)
         if ranks == 1:
             compute_s, collectives_s = _shares(problem, answer.states)
             return Estimate(config, "", answer.cost, *bounds, compute_s, collectives_s, (answer.peak_bytes,))
@@ -393,6 +402,21 @@ class Evaluator:
         if isinstance(outcome, Estimate):
             return self.with_ahead(outcome, _estimates(config, problem, answer.states, ahead, bounds), ahead)
         return outcome
+
+    def on_replicas(
+        self, config: PlanConfig, choice: Choice, program: Program, answer: Answer, bounds: tuple[float, float]
+    ) -> Estimate:
+        """Returns what a sharded step comes to on replicas, each with the micro-batches that it is asked to take."""
+        seconds = op_seconds(choice, answer.states)
+        plan, mesh = make_plan(choice, answer.states), mesh_of_shape(config.mesh)
+        each_s = micro_batch_seconds(plan, accumulation_loop(program), self.cluster, mesh, config.replicas, seconds)
+        parts = self.setup.shares or shares(each_s, config.micro_batches)
+        busy_s = [count * own_s for count, own_s in zip(parts, each_s, strict=True)]
+        once_s = answer.cost - config.micro_batches * micro_batch_s(program.graph, accumulation_loop(program), seconds)
+        collectives_s = _shares(choice.problem, answer.states)[1] / config.replicas
+        compute_s = max(0.0, once_s + sum(busy_s) / config.replicas - collectives_s)
+        step_s = once_s + max(busy_s)
+        return Estimate(config, "", step_s, *bounds, compute_s, collectives_s, (answer.peak_bytes,))
 
     def is_slow(self, config: PlanConfig, timed: Timed, ahead: Timed, cutoff_s: float) -> bool:
         """Says whether a pipeline takes `cutoff_s` or longer by every schedule that may be used.
@@ -609,8 +633,11 @@ def make_space(
     meshes: Sequence[tuple[int, ...]] = (),
     micro_batches: Sequence[int] = (),
     most: int = MOST,
+    replicas: int = 0,
 ) -> Space:
     """Returns what there is to choose from; what the caller leaves empty is every possibility.
+
+    With a number of `replicas` it is these alone.
 
     Raises:
         RhinoError: RHI-READ-005 and -006 for a module that cannot be read.
@@ -627,6 +654,13 @@ def make_space(
     passing = max(0.0, float(unsplit.least_memory().max(initial=0.0)) - argument_bytes)
     counts = stages or [count for count in range(1, cluster.num_devices + 1) if cluster.num_devices % count == 0]
     found = {count: tuple(meshes) or rank_meshes(cluster, count) for count in counts if count == 1 or numbers[-1] > 1}
+    if replicas:
+        found = {}
+    count = replicas or (0 if stages else num_units(cluster))
+    row = (cluster.num_devices // max(1, count),)
+    apart = {}
+    if count > 1 and numbers[-1] >= count:
+        apart = {count: tuple(meshes) or tuple(dict.fromkeys([row, *rank_meshes(cluster, count)]))}
     return Space(
         found,
         numbers,
@@ -638,6 +672,7 @@ def make_space(
         passing_bytes=passing / cluster.num_devices,
         has_kin=not meshes,
         three_axes=frozenset([count for count in found if takes_three_axes(cluster, count)]),
+        replicas=apart,
     )
 
 

@@ -31,7 +31,7 @@ def budget_of(cluster: str, text: str | None = None) -> int:
 class Decided:
     """A plan of which nothing is open.
 
-    Without a `schedule` it has one stage; `mesh` is that of a rank, which has `chunks` stages.
+    Without a `schedule` it has one stage, on each of `replicas`; `mesh` is that of a rank, which has `chunks` stages.
     """
 
     stages: int
@@ -40,10 +40,11 @@ class Decided:
     mesh: tuple[int, ...]
     micro_batches: int
     remat: float
+    replicas: int = 1
 
     def __str__(self) -> str:
         """Says the configuration, and the schedule where there is one."""
-        config = PlanConfig(self.stages // self.chunks, self.mesh, self.micro_batches, self.remat)
+        config = PlanConfig(self.stages // self.chunks, self.mesh, self.micro_batches, self.remat, self.replicas)
         return f"{config}, {self.schedule}" if self.schedule else str(config)
 
 
@@ -96,6 +97,7 @@ class PlanRequest:
             micro_batches=plan.micro_batches if plan.schedule or plan.micro_batches > 1 else None,
             remat=(plan.remat,) if plan.remat else (),
             stages=plan.stages,
+            replicas=self.replicas or (str(plan.replicas) if plan.replicas > 1 else ""),
             schedule=plan.schedule,
         )
 

@@ -73,7 +73,7 @@ def explore(
 
     trials = Evaluations(space, round_of, on_round, Explored(below_s, made_s), relaxed)
     try:
-        STRATEGIES[strategy].run(trials)
+        _run(strategy, trials)
     except SpentError:
         trials.explored.is_complete = False
     except KeyboardInterrupt:
@@ -81,6 +81,14 @@ def explore(
         if not trials.explored.ranked:
             raise
     return trials.explored
+
+
+def _run(strategy: str, trials: Evaluations) -> None:
+    """Requests what a strategy asks for, and then the replicas that there may be."""
+    if trials.space.meshes:
+        STRATEGIES[strategy].run(trials)
+    with trials.requested_by(families.STRATEGY.name), trials.allowing(trials.space.most):
+        families.walk_replicas(trials)
 
 
 def is_open(explored: Explored, made_s: float, done: Collection[PlanConfig]) -> bool:
@@ -186,7 +194,7 @@ def _foreseen(trials: Evaluations, strategy: str, in_progress: Collection[PlanCo
             relaxed=trials.relaxed,
         )
         with suppress(_EnoughError, SpentError):
-            STRATEGIES[strategy].run(again)
+            _run(strategy, again)
         new = [one for one in guesses.foreseen if one not in found]
         found.update(dict.fromkeys(new))
         yield from new

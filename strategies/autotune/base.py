@@ -47,30 +47,39 @@ NEVER_RECOMPUTED: Final = 1 / 32
 class PlanConfig:
     """A configuration: a plan but for its schedule, shardings and stage boundaries.
 
-    `mesh` is that of one rank, `remat` the share of the activation stash that is recomputed.
+    `mesh` is that of one rank, `remat` the share of the activation stash that is recomputed. So many `replicas`, which
+    have one stage each, share the micro-batches.
     """
 
     stages: int
     mesh: tuple[int, ...]
     micro_batches: int
     remat: float = 0.0
+    replicas: int = 1
 
     def __lt__(self, other: PlanConfig) -> bool:
         """Orders configurations; of those that differ in `remat` alone, the one that stores least comes first."""
         return self._order < other._order
 
     @property
-    def _order(self) -> tuple[int, tuple[int, ...], int, float]:
-        return self.stages, self.mesh, self.micro_batches, -self.remat
+    def _order(self) -> tuple[int, int, tuple[int, ...], int, float]:
+        return self.stages, self.replicas, self.mesh, self.micro_batches, -self.remat
+
+    @property
+    def num_ranks(self) -> int:
+        """On how many ranks it runs: one for each stage, or for each replica."""
+        return self.stages * self.replicas
 
     @property
     def family(self) -> PlanConfig:
         """The configuration that stands for all that differ from this one in micro-batches alone."""
-        return PlanConfig(self.stages, self.mesh, 0, self.remat)
+        return replace(self, micro_batches=0)
 
     def __str__(self) -> str:
         mesh = "x".join(map(str, self.mesh))
         parts = [f"{self.stages} stages of {mesh}" if self.stages > 1 else f"mesh {mesh}"]
+        if self.replicas > 1:
+            parts = [f"{self.replicas} replicas of {mesh}"]
         if self.micro_batches > 1:
             parts.append(f"{self.micro_batches} micro-batches")
         if self.remat > 0:
@@ -202,7 +211,7 @@ class Space:
     full rate, `most` how many configurations a strategy has evaluated at most, `budget_bytes` what a device may hold.
     If the whole step was divided evenly among all devices, each would hold `resident_bytes` throughout and
     `passing_bytes` more at its peak. `has_kin` says that ranks may have other meshes than those, too; those of the
-    numbers of stages in `three_axes` also of three axes.
+    numbers of stages in `three_axes` also of three axes. `replicas` are the meshes of a rank by number of replicas.
     """
 
     meshes: dict[int, tuple[tuple[int, ...], ...]]
@@ -216,6 +225,7 @@ class Space:
     passing_bytes: float = 0.0
     has_kin: bool = False
     three_axes: frozenset[int] = frozenset()
+    replicas: dict[int, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
 
     def kin(self, config: PlanConfig) -> list[PlanConfig]:
         """Returns the configurations with a rank's devices on the meshes next to its own; none unless `has_kin`.
@@ -438,7 +448,7 @@ class Evaluations:
 
 def bounds(one: PlanConfig, other: PlanConfig) -> bool:
     """Says whether the bound of a configuration without regard to memory holds for another."""
-    alike = (one.stages, one.mesh) == (other.stages, other.mesh)
+    alike = (one.stages, one.replicas, one.mesh) == (other.stages, other.replicas, other.mesh)
     return alike and one.micro_batches <= other.micro_batches and one.remat <= other.remat
 
 

@@ -45,12 +45,18 @@ def search(trials: Evaluations) -> None:
     walk(trials, trials.space)
 
 
-def walk(trials: Evaluations, space: Space) -> None:
-    """Walks every family of a space, which may have other meshes than that of the trials."""
-    walking = _Walk(trials, space)
+def walk(trials: Evaluations, space: Space, replicas: int = 1) -> None:
+    """Walks every family of a space, which may have other meshes than that of the trials, of so many replicas."""
+    walking = _Walk(trials, space, replicas)
     while configs := walking.proposals():
         for outcome in trials.outcomes(configs):
             walking.take(outcome)
+
+
+def walk_replicas(trials: Evaluations) -> None:
+    """Walks every family of the replicas of a space."""
+    for replicas, meshes in sorted(trials.space.replicas.items()):
+        walk(trials, replace(trials.space, meshes={1: meshes}), replicas)
 
 
 STRATEGY: Final = Strategy("rhino", "every family of configurations that its bound does not rule out", search)
@@ -75,8 +81,9 @@ class _Family:
         return max([self.least_s, *(bound_s for known, bound_s in self.bounds.items() if known <= place)])
 
     @property
-    def is_pipeline(self) -> bool:
-        return self.config.stages > 1
+    def has_ranks(self) -> bool:
+        """Says whether more micro-batches let ranks wait less for each other."""
+        return self.config.num_ranks > 1
 
     def step_s(self, place: int) -> float:
         """Returns the step of a configuration that was tried, infinite without an estimate or where it was refused."""
@@ -108,7 +115,7 @@ class _Family:
         if not _is_estimated(self.tried[high]):
             return bool(binds)
         before_s = min((self.step_s(place) for place in self.tried if place != high), default=inf)
-        return (bool(binds) or self.is_pipeline) and self.step_s(high) < before_s * (1 - PAYS)
+        return (bool(binds) or self.has_ranks) and self.step_s(high) < before_s * (1 - PAYS)
 
     def wants_fewer(self, low: int) -> bool:
         """Says whether fewer micro-batches than any tried may be better."""
@@ -137,8 +144,9 @@ def _is_estimated(outcome: Outcome) -> TypeGuard[Estimate | CutOff]:
 
 
 class _Walk:
-    def __init__(self, trials: Evaluations, space: Space) -> None:
+    def __init__(self, trials: Evaluations, space: Space, replicas: int) -> None:
         self.trials = trials
+        self.replicas = replicas
         self.space = space
         self.explored = trials.explored
         self.families = {one.config: one for one in self.every_family()}
@@ -147,7 +155,8 @@ class _Walk:
         for stages, meshes in sorted(self.space.meshes.items()):
             for mesh in meshes:
                 for remat in self.space.remats:
-                    config, seed = PlanConfig(stages, mesh, 0, remat), self.space.seed(stages, remat)
+                    config = PlanConfig(stages, mesh, 0, remat, self.replicas)
+                    seed = self.space.seed(config.num_ranks, remat)
                     yield _Family(config, self.space.least_s, seed, is_open=remat == min(self.space.remats))
 
     def proposals(self) -> list[PlanConfig]:
@@ -182,7 +191,9 @@ class _Walk:
 
     def is_legal(self, family: _Family, place: int) -> bool:
         """Says whether there is a configuration of a family with the micro-batches of a place."""
-        return not family.is_pipeline or self.space.micro_batches[place] > 1  # else idle but for one rank at a time
+        number = self.space.micro_batches[place]
+        # A pipeline would be idle but for one rank at a time, and replicas have a micro-batch each.
+        return not family.has_ranks or (number > 1 and number >= family.config.replicas)
 
     def take(self, outcome: Outcome) -> None:
         """Notes an outcome."""
@@ -198,7 +209,7 @@ class _Walk:
         larger = [remat for remat in self.space.remats if remat > family.config.remat]
         if larger:
             one = family.config
-            other = self.families[PlanConfig(one.stages, one.mesh, 0, min(larger))]
+            other = self.families[replace(one, micro_batches=0, remat=min(larger))]
             if not other.tried and other.config not in self.explored.passed_over:
                 other.is_open = True
                 other.bounds |= family.bounds  # to compute again takes no less

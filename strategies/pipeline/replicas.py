@@ -13,7 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rhino.ir.arrays import Floats
+from rhino.ir.graph.graph import Graph, Loop
 from rhino.strategies.pipeline.schedules.base import Order
+from rhino.strategies.structure.training_phases import parts_of
 
 
 def shares(micro_batch_s: Sequence[float], num_micro_batches: int) -> tuple[int, ...]:
@@ -27,6 +30,12 @@ def shares(micro_batch_s: Sequence[float], num_micro_batches: int) -> tuple[int,
         ends = [(count + 1) * seconds for count, seconds in zip(found, micro_batch_s, strict=True)]
         found[ends.index(min(ends))] += 1
     return tuple(found)
+
+
+def micro_batch_s(graph: Graph, loop: Loop | None, seconds: Floats) -> float:
+    """Returns the seconds of a micro-batch of a step whose ops take `seconds` [ops] in all."""
+    parts = parts_of(graph, loop, seconds)
+    return float(parts.seconds[parts.body].sum())
 
 
 def order_of_replicas(count: int) -> Order:
