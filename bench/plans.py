@@ -11,6 +11,7 @@ import papers
 import precision
 import stages
 import tighten
+import uneven
 import unlike
 from report import run
 
@@ -25,6 +26,7 @@ QUESTIONS: Final = {
     "precision": precision.QUESTION,
     "offload": offload.QUESTION,
     "unlike": unlike.QUESTION,
+    "uneven": uneven.QUESTION,
     "stage-times": stages.DEEP_QUESTION,
 }
 

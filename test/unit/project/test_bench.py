@@ -51,6 +51,7 @@ CASES = [
         ["--models=gpt-tiny", "--stages=2", "--devices=1", "--micro-batches=2", "--pairs=v100x8+p100x8"],
         1,
     ),
+    (plans, "uneven", ["--models=mlp", "--micro-batches=8"], 1),
     (plans, "papers", ["--cases=wr-1.3b", "--jobs=1"], 1),
     pytest.param(plans, "tighten", ["--case=wr-2.6b", "--devices=2", "--steps=1", "--jobs=1"], 1, marks=LONG),
     pytest.param(plans, "strategies", ["--cases=wide-resnet"], 4, marks=LONG),
