@@ -118,8 +118,10 @@ def _chunk_letter(chunk: int) -> str:
 def _num_columns(spans: Sequence[Span], end_s: float, label: int, width: int) -> int:
     """Number of columns that gives the shortest task of a micro-batch room for the longest label and a gap.
 
-    It is at most `width`.
+    It is at most `width`, and that where micro-batches have no tasks of their own, but replicas go through them.
     """
+    if any(span.task.phase == "accumulate" for span in spans):
+        return width
     shortest_s = min([span.end_s - span.start_s for span in spans if span.task.micro_batch is not None] or [end_s])
     return max(1, min(width, math.ceil(end_s / shortest_s * (label + 1) - 1e-6)))
 

@@ -49,7 +49,7 @@ def parse_replicas(text: str) -> Replicas:
     """
     words = [word.strip() for word in text.split(";")]
     numbers = tuple([int(word) for word in words if word.isdecimal()])
-    if len(numbers) < len(words) or min(numbers) < 1:
-        what = f"replicas '{text}' are neither a number of them nor numbers of micro-batches"
+    if len(numbers) < len(words) or min(numbers) < (2 if len(numbers) == 1 else 1):
+        what = f"replicas '{text}' are neither a number of them, 2 or more, nor numbers of micro-batches"
         raise RhinoError("RHI-REPLICA-001", what, fix="give for example 2, or 5;3 for two that take 5 and 3")
     return Replicas(numbers[0]) if len(numbers) == 1 else Replicas(len(numbers), numbers)

@@ -100,7 +100,8 @@ def choose_plan(
         setup = replace(setup, shares=parse_replicas(request.replicas).shares)
     schedule = SCHEDULES[setup.schedules[0]]
     stages = [] if request.stages is None or request.replicas else [num_ranks_of(schedule, request.stages)]
-    _check_ranks(setup, stages, request.mesh.shape if request.mesh else ())
+    ranks = [parse_replicas(request.replicas).count] if request.replicas else stages
+    _check_ranks(setup, ranks, request.mesh.shape if request.mesh else ())
     budget_bytes = setup.budget_bytes
     end = _searched(setup, request, stages, make, on_round, compiles)
     while end.best is None and compiles and compiles.is_open and compiles.within < setup.budget_bytes:
@@ -144,11 +145,15 @@ def _space(setup: Setup, request: PlanRequest, stages: Sequence[int]) -> Space:
     numbers = [] if request.micro_batches is None else [request.micro_batches]
     meshes, replicas = [request.mesh.shape] if request.mesh else [], 0
     if request.replicas:
-        replicas = parse_replicas(request.replicas).count
+        asked = parse_replicas(request.replicas)
+        replicas = asked.count
+        if asked.shares and not numbers:
+            numbers = [sum(asked.shares)]
     space = make_space(setup, stages, meshes, numbers, request.candidates, replicas)
     if not space.meshes and not space.replicas:
-        what = "stages need several micro-batches, and the step has no batch that can be divided"
-        fix = "name the batch with --batch=NAME:DIM, or leave --stages out"
+        who = "replicas" if replicas else "stages"
+        what = f"{who} need several micro-batches, and the step has no batch that can be divided"
+        fix = f"name the batch with --batch=NAME:DIM, or leave --{who} out"
         raise RhinoError("RHI-BATCH-002", what, Place(setup.file), fix=fix)
     return replace(space, remats=(request.remat[0],)) if request.remat else space
 
@@ -169,7 +174,7 @@ def _check_ranks(setup: Setup, ranks: Sequence[int], mesh: Sequence[int]) -> Non
     there, fix = load_cluster(setup.cluster).num_devices, "ask for fewer stages, or name a larger cluster"
     for count in ranks or [1]:
         if count > there:
-            what = f"stages on {count} ranks need as many devices, cluster '{setup.cluster}' has {there}"
+            what = f"{count} ranks need as many devices, cluster '{setup.cluster}' has {there}"
             raise RhinoError("RHI-MESH-001", what, Place(setup.file), fix=fix)
         if (needed := count * prod(mesh)) > there:
             needed_text = (

@@ -53,6 +53,7 @@ def _made_for(a: Plan, b: Plan) -> Iterator[str]:
             ("mesh", a.mesh, b.mesh),
             ("micro-batches", a.num_micro_batches, b.num_micro_batches),
             ("schedule", a.schedule, b.schedule),
+            ("shares", a.shares, b.shares),
         ):
             if one != other:
                 yield f"{name}: {one} -> {other}"

@@ -139,5 +139,16 @@ def given_options(options: Mapping[str, str]) -> dict[str, str]:
 
     Left out are the cluster, what the plan records itself, and what follows from these.
     """
-    own = ("cluster", "mesh", "own-shapes", "budget", "num", "stages", "ranks", "schedule", "split-backward")
+    own = (
+        "cluster",
+        "mesh",
+        "own-shapes",
+        "budget",
+        "num",
+        "stages",
+        "ranks",
+        "replicas",
+        "schedule",
+        "split-backward",
+    )
     return {name: text for name, text in options.items() if text and name not in own}

@@ -31,6 +31,7 @@ from rhino.ir.program.stored_shapes import VIEW, interleaved_of, logical_shape, 
 from rhino.ir.units import format_bytes
 from rhino.passes.base import Item, Remarks
 from rhino.passes.pipeline.program_modules import compiled_form, program_modules
+from rhino.passes.pipeline.split_replicas import SplitReplicas
 from rhino.passes.pipeline.split_stages import SplitStages
 from rhino.passes.planner.module_facts import (
     Sides,
@@ -86,7 +87,7 @@ def cut_step(
     source = normalize(module, name, passes[:1], remarks, is_rewritten=False)
     rest: list[Item] = list(passes[1:])
     if not is_split:
-        rest = [one for one in rest if not isinstance(one, SplitStages)]
+        rest = [one for one in rest if not isinstance(one, SplitStages | SplitReplicas)]
         if not any(isinstance(one, ChooseShardings) for one in rest):
             rest += _chosen_alone(options)
     for chooser in rest:

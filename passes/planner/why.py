@@ -205,8 +205,11 @@ def replanned(module: ir.Module, plan: Plan) -> Replanned:
     remarks = Remarks(plan.source.function)
     with _cluster_file(plan.cluster) as cluster:
         cut_step(module, remarks.file, cut_options(plan, cluster), remarks, _unsplit(plan), is_split=False)
-    chosen, cut = remarks.result(ShardingChoice), remarks.result(StageCut)
+    chosen, cut = remarks.result(ShardingChoice), remarks.find(StageCut)
     costs = plan_costs(chosen)
+    if cut is None:  # of replicas, which are searched for as one program is
+        peak = peak_of(costs.choice)
+        return Replanned(module, costs, chosen.answer, chosen.solver, limits, chosen.budget_bytes, results, peak)
     places = StagePlaces(plan, costs, cut.staging, cut.answer)
     head = ("work", "compute", "collectives", "memory")
     answer, solver, budget_bytes = chosen.answer, chosen.solver, chosen.budget_bytes

@@ -19,6 +19,7 @@ from rhino.ir.cluster.groups import joined
 from rhino.ir.plan.files import load_plan
 from rhino.ir.plan.instructions import Feed, Run
 from rhino.tools import opt
+from rhino.tools import plan as plan_tool
 from rhino.tools import run as run_tool
 
 NUM_STEPS = 3
@@ -78,6 +79,9 @@ def test_a_plan_that_was_kept_gives_the_answer_in_one_process_and_in_two(tmp_pat
     fed = [(one.argument, step.slots[one.target].rank) for one in step.instructions if isinstance(one, Feed)]
     batch = [number for number, one in enumerate(kept.arguments) if one.alias is None]
     assert [ranks for number in batch if (ranks := [r for n, r in fed if n == number])] == [[0, 1], [0, 1]]
+    err = io.StringIO()
+    words = ["explain", str(tmp_path / "plan"), f"--module={tmp_path / 'step.mlir'}", "--why=p.up"]
+    assert plan_tool.run(words, io.BytesIO(), io.StringIO(), err) == 0, err.getvalue()
     for more in ((), ("--processes=2",)):
         out, err = io.StringIO(), io.StringIO()
         words = [str(tmp_path / "plan"), f"--compare={tmp_path / 'step.mlir'}", "--steps=3", *more]
@@ -111,7 +115,7 @@ def test_what_cannot_be_shared_is_refused(tmp_path: Path):
     (tmp_path / "step.mlir").write_bytes(text(CASES["dropped"]))
     for options, code, words in (
         (["--replicas=5;4"], 2, "RHI-REPLICA-001"),
-        (["--replicas=0"], 2, "RHI-REPLICA-001"),
+        (["--replicas=1"], 2, "RHI-REPLICA-001"),
         (["--replicas=2", "--stages=2"], 2, "RHI-CLI-001"),
         (["--replicas=8"], 1, "RHI-MESH-001"),
     ):
