@@ -86,8 +86,9 @@ _STAGED: Final[Mapping[str, dict[str, str]]] = {
     "stages": {},
     "staged-amp": {"amp": "bf16"},
     "staged-parts": {"batch-statistics": "per-part"},
+    "replicas": {"replicas": "2"},
 }
-"""The options of each way in stages."""
+"""The options of each way on several ranks: in stages, or as replicas that take one micro-batch, and the others."""
 _OTHER_STEP: Final = (_AMP, _STATISTICS)
 """Passes that make another step: mixed precision rounds constants, and statistics of a part are not those of all."""
 
@@ -267,6 +268,8 @@ def _draw_setting(random: np.random.Generator, signature: Signature, more: dict[
     ranks = int(random.choice([2, 4])) if chunks == 1 else 2
     mesh = int(random.choice([one for one in (1, 2, 4) if ranks * one <= _NUM_DEVICES]))
     micro_batches = int(random.choice([2, 4]))
+    if "replicas" in more:
+        ranks, chunks, more = 2, 1, {**more, "replicas": f"{micro_batches - 1};1"}
     pins = _draw_pins(random, signature, mesh) if mesh > 1 and random.integers(2) else ""
     remat = "0.5" if random.integers(3) == 0 else ""
     return Setting(
