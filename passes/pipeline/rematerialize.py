@@ -113,9 +113,18 @@ class Rematerialize(Pass):
         blocks = [block for choice in choices for block in choice.blocks]
         virtual = VirtualStages(begun.num_stages)
         write_blocks(program, begun.parts, stash, blocks, virtual)
-        write_waiting(program, begun.parts, stash, [value for one in choices for value in one.hosted], virtual)
+        hosted = tuple([value for one in choices for value in one.hosted])
+        write_waiting(program, begun.parts, stash, hosted, virtual)
+        remarks.record(Hosted(hosted))
         for place, text in _remarks(program, stash, choices, staged=begun.is_staged):
             remarks.add(self.name, place, text)
+
+
+@dataclass(frozen=True, slots=True)
+class Hosted:
+    """The values of a step, by number, that were left to wait in host memory."""
+
+    values: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

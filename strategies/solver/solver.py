@@ -163,9 +163,20 @@ class Solver:
         elimination = self._eliminated(store, *self._charged(store, prices, costs))
         if self.order is None:
             self._note(elimination)
-        offset = sum(price * (float(self.problem.base_bytes[t]) - budget_bytes) for t, price in prices.items())
+        offset = self._offset(prices, budget_bytes)
         gap = _OF_GAP * self.limits.gap if prices else self.limits.gap
         return Reduced(elimination, offset, gap, self.limits.cutoff if costs else np.inf)
+
+    def priced(self, prices: Prices, budget_bytes: float) -> tuple[Problem, float]:
+        """Returns the problem with memory at `prices` in its costs and no residents, and what is charged besides."""
+        store, problem = TableStore(), self.problem
+        nodes, edges = self._charged(store, prices, costs=True)
+        priced = Problem(tuple(store.tables), nodes, problem.edge_u, problem.edge_v, edges)
+        return priced, self._offset(prices, budget_bytes)
+
+    def _offset(self, prices: Prices, budget_bytes: float) -> float:
+        """Returns what prices charge for memory that is there whatever is chosen, less the budget, in seconds."""
+        return sum(price * (float(self.problem.base_bytes[t]) - budget_bytes) for t, price in prices.items())
 
     def _eliminated(self, store: TableStore, node_costs: Ints, edge_costs: Ints) -> AnyElimination:
         """Returns an elimination with these tables after exact reductions."""

@@ -17,6 +17,7 @@ import numpy as np
 
 from rhino.ir.arrays import Floats, Ints
 from rhino.strategies.solver.answer import INTERRUPTED, Answer, Infeasible, Outcome, Unsolved, make_answer
+from rhino.strategies.solver.dual.cheaper_states import with_cheaper_states
 from rhino.strategies.solver.lp.small_programs import solve_small
 from rhino.strategies.solver.repair.component_repair import recombination
 from rhino.strategies.solver.repair.graph_cut_repair import seamed
@@ -58,6 +59,9 @@ _LEFT = 0.25
 """Prices are good enough once they can raise the bound by no more than this share of the gap that they cannot close."""
 
 
+_TIE = 1e-9
+"""By which share of its cost a choice must be cheaper to be better."""
+
 Column = tuple[Ints, float, Floats]
 """A choice that was found [nodes], what it costs, and what it keeps at every time [times].
 
@@ -80,6 +84,7 @@ class PricedSearch:
     bound: float = -np.inf
     best: Answer | None = None
     highest: Solved = field(init=False)
+    highest_prices: Prices = field(default_factory=dict, init=False)
     tried: dict[tuple[int, int], Answer] = field(default_factory=dict)
 
     def run(self) -> Outcome:
@@ -123,7 +128,7 @@ class PricedSearch:
         solved = self.solver.solve(self.solver.reduce(prices, self.budget))
         self.bound = max(self.bound, solved.bound)
         if self.highest.value < solved.value < np.inf:
-            self.highest = solved
+            self.highest, self.highest_prices = solved, prices
         return solved
 
     @property
@@ -322,17 +327,32 @@ class PricedSearch:
 
     def close(self) -> Outcome:
         """Finishes a small problem by MILP; else returns the best answer under the bound that was reached."""
-        problem, best = self.solver.problem, self.best
-        open_gap = best is None or best.cost - self.bound > self.solver.limits.gap * abs(best.cost)
-        if open_gap and int(problem.num_states().sum()) <= self.solver.limits.exact_below_states:
-            from rhino.strategies.solver.lp.solve_lp import solve_milp  # noqa: PLC0415 - loads one more solver
-
-            outcome = solve_milp(problem, self.budget)
-            if not isinstance(outcome, Unsolved):
-                return outcome
-        if best is None:
+        problem = self.solver.problem
+        is_open = self.best is None or self.best.cost - self.bound > self.solver.limits.gap * abs(self.best.cost)
+        if is_open and int(problem.num_states().sum()) <= self.solver.limits.exact_below_states:
+            exact = self.exact()
+            if exact is not None:
+                return exact
+        if self.best is None:
             return Unsolved(self.bound, min(float(memory.max()) for _, _, memory in self.columns))
-        return make_answer(problem, best.states, self.bound, best.method)
+        return make_answer(problem, self.best.states, self.bound, self.best.method)
+
+    def exact(self) -> Outcome | None:
+        """Returns what MILP finds, None where that is nothing better: of states that a better choice may have."""
+        from rhino.strategies.solver.lp.solve_lp import solve_milp  # noqa: PLC0415 - loads one more solver
+
+        problem, best = self.solver.problem, self.best
+        if best is None:
+            outcome = solve_milp(problem, self.budget)
+            return None if isinstance(outcome, Unsolved) else outcome
+        most = best.cost - _TIE * abs(best.cost)
+        priced, offset = self.solver.priced(self.highest_prices, self.budget)
+        open_ = with_cheaper_states(problem, priced, best.states, most - offset)
+        found = solve_milp(open_, self.budget, rounds=False)
+        self.bound = max(self.bound, most if isinstance(found, Infeasible) else min(found.bound, most))
+        if not isinstance(found, Answer) or found.cost >= best.cost:
+            return None
+        return make_answer(problem, found.states, min(self.bound, found.cost), found.method)
 
 
 def peaks(memory: Floats, budget: float) -> list[int]:

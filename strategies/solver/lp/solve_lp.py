@@ -202,10 +202,12 @@ def cover(flat: Flat, states: Ints, time: int) -> Ints:
     return chosen
 
 
-def solve_milp(problem: Problem, budget_bytes: float | None = None, step_limit: int = STEP_LIMIT) -> Outcome:
+def solve_milp(
+    problem: Problem, budget_bytes: float | None = None, step_limit: int = STEP_LIMIT, *, rounds: bool = True
+) -> Outcome:
     """Returns the optimum, by the LP alone where that is whole, else by branch and bound.
 
-    At the step limit: the cheaper of what branch and bound and rounding found, with the bound proven so far, or
+    `rounds` is as in `rhino.strategies.solver.lp.linear_programs.parameters`. At the step limit: the cheaper of what branch and bound and rounding found, with the bound proven so far, or
     `Unsolved`.
     """
     if not problem.num_nodes:
@@ -221,7 +223,7 @@ def solve_milp(problem: Problem, budget_bytes: float | None = None, step_limit: 
     greedy = rounded(problem, relaxed, budget_bytes)
     if greedy is not None and greedy.is_optimal:
         return greedy
-    exact = branch(problem, relaxed, budget_bytes, step_limit - relaxed.steps)
+    exact = branch(problem, relaxed, budget_bytes, step_limit - relaxed.steps, rounds=rounds)
     if isinstance(exact, Infeasible) or greedy is None:
         return exact
     if isinstance(exact, Answer) and exact.cost <= greedy.cost:
@@ -229,7 +231,9 @@ def solve_milp(problem: Problem, budget_bytes: float | None = None, step_limit: 
     return make_answer(problem, greedy.states, exact.bound, greedy.method)
 
 
-def branch(problem: Problem, relaxed: Relaxed, budget_bytes: float | None, step_limit: int) -> Outcome:
+def branch(
+    problem: Problem, relaxed: Relaxed, budget_bytes: float | None, step_limit: int, *, rounds: bool = True
+) -> Outcome:
     """Returns the MILP's optimum, or its best choice at the step limit.
 
     Memory rows are added to the LP's until the choice fits.
@@ -241,7 +245,7 @@ def branch(problem: Problem, relaxed: Relaxed, budget_bytes: float | None, step_
         model = build_model(flat, budget, times, covers)
         if isinstance(model, Infeasible):
             return does_not_fit(problem, budget, model, True)
-        match solve_rows(model.rows, integer=True, step_limit=step_limit - steps):
+        match solve_rows(model.rows, integer=True, step_limit=step_limit - steps, rounds=rounds):
             case Infeasible() as found:
                 return does_not_fit(problem, budget, found, bool(times or covers))
             case Unsolved(at_limit):
