@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 from typing import ClassVar, Final
 
@@ -35,8 +36,14 @@ from rhino.ir.units import format_seconds
 from rhino.passes.base import Remarks, opt, run_pipeline
 from rhino.passes.layout.materialize_strides import MaterializeStrides, may_cut, write_views
 from rhino.passes.layout.shapes import Shape
-from rhino.passes.pipeline.rematerialize import Rematerialize
-from rhino.passes.sharding.choose_shardings import LEVELS, ChooseShardings, PhaseTimes, ShardingChoice
+from rhino.passes.pipeline.rematerialize import Hosted, Rematerialize
+from rhino.passes.sharding.choose_shardings import (
+    LEVELS,
+    ChooseShardings,
+    DoesNotFitError,
+    PhaseTimes,
+    ShardingChoice,
+)
 from rhino.passes.sharding.planning_pass import Target
 from rhino.strategies.cost.reshard import moves
 from rhino.strategies.layout.blocked_views import Views
@@ -101,16 +108,19 @@ class ChooseLayouts(ChooseShardings):
         best, tried = found, [found]
         for share in HOST_SHARES if found.is_bound else ():
             one = _Tried(before.clone(), {}, remarks, share)
-            one.plan_with_host(self)
+            one.send_to_host(self.cluster)
+            if one.hosted == tried[-1].hosted:
+                continue  # no more may go there
+            one.plan(partial(self.lay_out, cutoff_s=best.step_s))
             tried.append(one)
             is_better = one.step_s < best.step_s
             best = one if is_better else best
-            # Where memory binds no more, or what fits has become slower, more would go to host memory in vain.
-            if not one.is_bound or (best.choice is not None and not is_better):
+            # Where memory binds no more, or what fits has become slower, more would go to host memory in vain; so it
+            # would where that is full.
+            if not one.is_bound or (best.choice is not None and not is_better) or one.fills_host:
                 break
         if best.choice is None:
-            assert found.error is not None, "it was not planned"
-            raise _with_host(found.error, tried)
+            raise _refusal(tried)
         if best is not found:
             swap(module, best.module)
             remarks.record(HostShare(best.host_share))
@@ -118,20 +128,25 @@ class ChooseLayouts(ChooseShardings):
         for result in best.remarks.results.values():
             remarks.record(result)
 
-    def lay_out(self, module: ir.Operation, remarks: Remarks) -> None:
-        """Chooses as `run` does, and lets what the forward pass saves lie where the module says."""
+    def lay_out(self, module: ir.Operation, remarks: Remarks, cutoff_s: float = inf) -> float | None:
+        """Does what `run` does if a step takes less than `cutoff_s`; else returns what all steps take at least.
+
+        What the forward pass saves lies where the module says.
+        """
         parts = max(target.mesh.num_devices for target in self.targets(module, Remarks(remarks.file)))
         found = Remarks(remarks.file)
         viewed = viewed_copy(module, parts, found)
         if viewed is None:
-            self.run_below(module, remarks, inf)
-            return
+            return self.run_below(module, remarks, cutoff_s)
         before = module.clone()
-        plain = self.tried(module, {}, remarks)
-        blocks = self.tried_in_blocks(before, viewed, found.result(Views), remarks, self.less_than(plain))
+        plain = self.tried(module, {}, remarks, cutoff_s)
+        most = min(cutoff_s, self.less_than(plain))
+        blocks = self.tried_in_blocks(before, viewed, found.result(Views), remarks, most)
         if plain.choice is None and blocks.choice is None:
-            assert plain.error is not None, "it was not planned"
-            raise plain.error
+            bounds = [one.bound for one in (plain, blocks) if one.bound is not None]
+            if plain.error is not None and not bounds:
+                raise plain.error
+            return min(bounds)
         taken, other = (blocks, plain) if blocks.step_s < self.less_than(plain) else (plain, blocks)
         if taken is blocks:
             swap(module, blocks.module)
@@ -142,6 +157,7 @@ class ChooseLayouts(ChooseShardings):
         for result in taken.remarks.results.values():
             remarks.record(result)
         remarks.record(choice)
+        return None
 
     def less_than(self, tried: _Tried) -> float:
         """Returns the seconds that another form must be below: by more than what the search itself leaves open."""
@@ -182,7 +198,7 @@ class ChooseLayouts(ChooseShardings):
 class _Tried:
     """A form of a step as it was planned: its choice, or the error where there is none.
 
-    One that was given up has a bound alone.
+    One that was given up has a bound alone. `hosted` are the values that wait in host memory.
     """
 
     def __init__(
@@ -195,6 +211,7 @@ class _Tried:
         self.error: RhinoError | None = None
         self.bound: float | None = None
         self.moved_s = 0.0
+        self.hosted: tuple[int, ...] = ()
 
     def plan(self, choose: Callable[[ir.Operation, Remarks], float | None]) -> None:
         """Chooses and writes the shardings, unless what is returned is a bound on the step at which it was given up."""
@@ -204,11 +221,15 @@ class _Tried:
         except RhinoError as error:
             self.error = error
 
-    def plan_with_host(self, chooser: ChooseLayouts) -> None:
-        """Chooses the shardings after a share of the activation stash has gone to host memory."""
-        again = Rematerialize(cluster=chooser.cluster, host_share=f"{self.host_share:g}")
-        again.run(self.module, self.remarks)
-        self.plan(chooser.lay_out)
+    def send_to_host(self, cluster: str) -> None:
+        """Writes the transfers of the share of the activation stash that lies in host memory."""
+        Rematerialize(cluster=cluster, host_share=f"{self.host_share:g}").run(self.module, self.remarks)
+        self.hosted = self.remarks.result(Hosted).values
+
+    @property
+    def fills_host(self) -> bool:
+        """Whether host memory is too small for what the forward pass has saved there."""
+        return isinstance(self.error, DoesNotFitError) and self.error.fills_host
 
     @property
     def is_bound(self) -> bool:
@@ -244,13 +265,19 @@ def host_shares(options: Mapping[str, str]) -> tuple[float, ...]:
     return HOST_SHARES if options.get("offload") == "true" and "host-share" not in options else ()
 
 
-def _with_host(error: RhinoError, tried: Sequence[_Tried]) -> RhinoError:
-    """Returns the error of a step that does not fit, with what more of it in host memory came to."""
-    last = tried[-1]
-    if last is tried[0] or last.error is None:
-        return error
-    note = f"with {last.host_share:.0%} of what is saved for the backward pass in host memory: {last.error.what}"
-    return replace(error, notes=(*error.notes, note))
+def _refusal(tried: Sequence[_Tried]) -> RhinoError:
+    """Returns the error of a step that does not fit: of the share in host memory that came nearest, and of others."""
+    refused = [(one, one.error) for one in tried if isinstance(one.error, DoesNotFitError)]
+    nearest, error = min(refused, key=lambda one: one[1].needed_bytes)
+    notes = [f"{_with_share(one)}: {other.what}" for one, other in refused if one is not nearest]
+    what = f"{error.what}, {_with_share(nearest)}" if nearest.host_share else error.what
+    return replace(error, what=what, notes=(*error.notes, *notes))
+
+
+def _with_share(one: _Tried) -> str:
+    """Returns how much of the activation stash lies in host memory, in words."""
+    share = f"{one.host_share:.0%}" if one.host_share else "nothing"
+    return f"with {share} of what is saved for the backward pass in host memory"
 
 
 def _words(taken: _Tried, choice: LayoutChoice) -> str:

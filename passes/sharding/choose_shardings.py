@@ -88,6 +88,17 @@ tuple_elements_.size()`), so the specs stand in an attribute of ours, and XLA pr
 its body."""
 
 
+@dataclass(eq=False)
+class DoesNotFitError(RhinoError):
+    """No plan was found that fits: the least that was found, or else can be, takes `needed_bytes` per device.
+
+    `fills_host` says that host memory is too small for what lies there whatever is chosen.
+    """
+
+    needed_bytes: float = inf
+    fills_host: bool = False
+
+
 @dataclass(frozen=True)
 class ChooseShardings(PlanningPass):
     """Choose the cheapest sharding of every tensor that fits the memory of a device."""
@@ -184,9 +195,8 @@ class ChooseShardings(PlanningPass):
                 return replace(found, answer=replace(found.answer, bound=bound))
             over = there.text(self.ranks)
             if not there.arguments:
-                return RhinoError(
-                    "RHI-SOLVE-001", f"no choice of shardings fits: {over}", Place(program.file), fix=MORE_HOST
-                )
+                what = f"no choice of shardings fits: {over}"
+                return DoesNotFitError("RHI-SOLVE-001", what, Place(program.file), fix=MORE_HOST, fills_host=True)
             barred = waiting_arguments(program.graph) - there.fitting()
 
     def chosen(
@@ -455,7 +465,7 @@ def does_not_fit(
     ranks: int = 1,
     *,
     offload: bool = False,
-) -> RhinoError:
+) -> DoesNotFitError:
     """Returns the error for a budget of so many ranks together that cannot be met, or was not met.
 
     It lists the largest tensors, each at the least size that it can have, and without `offload` what that could free.
@@ -475,12 +485,15 @@ def does_not_fit(
         f"{format_bytes(floor)}"
     )
     floor /= ranks
+    beside = ", whatever lies in host memory" if offload else ""
     if isinstance(outcome, Infeasible):
-        what = f"no choice of shardings {fits_text(budget)}; {_needed(outcome, budget, floor)}"
-        return RhinoError("RHI-SOLVE-001", what, Place(program.file), tuple(notes), fix)
+        what = f"no choice of shardings {fits_text(budget)}{beside}; {_needed(outcome, budget, floor)}"
+        needed = next((one for one in (outcome.found_bytes, outcome.peak_bytes) if one is not None), floor)
+        return DoesNotFitError("RHI-SOLVE-001", what, Place(program.file), tuple(notes), fix, needed)
     found = f"; the smallest found needs {format_bytes(outcome.peak_bytes)}" if outcome.peak_bytes is not None else ""
-    what = f"no choice of shardings that {fits_text(budget)} was found within the steps of the search{found}"
-    return RhinoError("RHI-SOLVE-002", what, Place(program.file), tuple(notes), fix)
+    what = f"no choice of shardings that {fits_text(budget)}{beside} was found within the steps of the search{found}"
+    needed = inf if outcome.peak_bytes is None else outcome.peak_bytes
+    return DoesNotFitError("RHI-SOLVE-002", what, Place(program.file), tuple(notes), fix, needed)
 
 
 def _with_host_limit(error: RhinoError, over: str) -> RhinoError:

@@ -207,8 +207,8 @@ def solve_milp(
 ) -> Outcome:
     """Returns the optimum, by the LP alone where that is whole, else by branch and bound.
 
-    `rounds` is as in `rhino.strategies.solver.lp.linear_programs.parameters`. At the step limit: the cheaper of what branch and bound and rounding found, with the bound proven so far, or
-    `Unsolved`.
+    `rounds` is as in `rhino.strategies.solver.lp.linear_programs.parameters`. At the step limit: the cheaper of what
+    branch and bound and rounding found, with the bound proven so far, or `Unsolved`.
     """
     if not problem.num_nodes:
         empty = np.zeros(0, dtype=np.int64)
