@@ -270,3 +270,15 @@ def test_a_cluster_that_does_not_say_how_fast_host_memory_is_has_none(tmp_path):
     file.write_text("\n".join(line for line in PRESETS["cpu4"].splitlines() if not line.startswith("host_bytes")))
     with pytest.raises(RhinoError, match=r"RHI-OFFLOAD-001.*\n.*host_bytes_per_s"):
         rhino.parallelize(step, cluster=str(file), offload=True).plan(init(), batch())
+
+
+def test_a_refusal_with_offload_names_the_share_that_came_nearest():
+    given = {"cluster": "cpu4", "mesh": "1", "donate_argnums": 0}
+    fun, state, x = partial(layered_step, "unrolled"), layered_init("unrolled"), jnp.zeros((64, WIDE))
+    free = rhino.parallelize(fun, **given).plan(state, x).facts.predicted.largest_peak_bytes
+    with pytest.raises(RhinoError) as refused:
+        rhino.parallelize(fun, **given, offload=True, budget=free // 3).plan(state, x)
+    what, *rest = str(refused.value).splitlines()
+    assert re.search(r"RHI-SOLVE-00[12].*, whatever lies in host memory;.*, with \d+% of what is saved", what)
+    assert any("with nothing of what is saved for the backward pass in host memory: " in line for line in rest)
+    assert "offload" not in rest[-1]
