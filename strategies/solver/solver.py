@@ -290,7 +290,9 @@ class Solver:
             wide.ascend(refinements[0], limits.passes)
         if wide.cost == np.inf and not wide.is_over:
             wide.sweep()
-        solved = Left(elimination, nodes, base, wide, tuple(refinements[1:])).solved()
+        # an ascent that began with the prices of another problem may have ended after a few passes: it can go on
+        finer = refinements if wide.start is not None else refinements[1:]
+        solved = Left(elimination, nodes, base, wide, tuple(finer)).solved()
         self.last = solved.states
         if wide.ascent is not None:
             self.charged = _Charged.of(wide.ascent, elimination, nodes, core)

@@ -14,10 +14,12 @@ from joint_problems import layered, random_joint_problem
 from problems import random_budget
 
 from rhino.strategies.solver.answer import Answer, Infeasible, Unsolved
+from rhino.strategies.solver.dual import wide
 from rhino.strategies.solver.dual.axis_sweeps import Sweep
 from rhino.strategies.solver.dual.colour_refinement import find_classes, lift
 from rhino.strategies.solver.dual.dual_ascent import Ascent
 from rhino.strategies.solver.dual.price_passes import Passes
+from rhino.strategies.solver.dual.wide import Wide
 from rhino.strategies.solver.elimination.by_node import TableStore
 from rhino.strategies.solver.search import Limits, Search
 from rhino.strategies.solver.solver import Solver
@@ -219,6 +221,23 @@ def test_the_next_solve_begins_with_the_prices_of_the_last_one():
         assert again.bound + base >= first.bound - ROUNDING * abs(first.bound)
         begun += 1
     assert begun > 10
+
+
+def test_an_ascent_that_ended_after_its_first_passes_goes_on_for_the_proof(monkeypatch):
+    """At new prices of memory a few passes are made from the old ones; where a proof is asked for, more are made."""
+    monkeypatch.setattr(wide, "_PROGRESS", 1e3)  # any leg is the last
+    monkeypatch.setattr(Wide, "finish", lambda self: None)
+    raised = count = 0
+    for seed in range(60):
+        problem, budget, free, *_ = case(seed)
+        solver = Solver(layered(problem, 2, seed), limits(8))
+        solver.solve(solver.reduce())
+        if solver.charged is None or not budget or free <= 0 or free == np.inf:
+            continue
+        solved = solver.solve(solver.reduce({0: free / budget}, budget))
+        count += solved.left is not None and not solved.left.wide.is_done
+        raised += solver.tighten(solved).bound > solved.bound + 1e-6 * abs(solved.bound)
+    assert raised > 0.3 * count > 3, (raised, count)
 
 
 @pytest.mark.parametrize("with_budget", [False, True])
