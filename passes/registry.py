@@ -63,8 +63,8 @@ PASSES: Final[tuple[type[Pass], ...]] = (
     PipelineStages,
     Rematerialize,
     AnnotateSegments,
-    SplitScans,
     SplitReplicas,
+    SplitScans,
     SplitStages,
     Strip,
 )
