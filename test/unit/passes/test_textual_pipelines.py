@@ -194,7 +194,7 @@ def test_an_option_that_is_a_pipeline_round_trips():
         ("rhino-strip{deep=true}", "'rhino-strip' has no option 'deep'; its options: none", "name=value"),
         (
             "auto-shard{deep=true}",
-            "'auto-shard' has no option 'deep'; its options: cluster, mesh, budget, ranks, side-by-side, rows, offload, level",
+            "'auto-shard' has no option 'deep'; its options: cluster, mesh, budget, ranks, side-by-side, rows, offload",
             "name=value",
         ),
         ("auto-shard{cluster}", "'cluster' is no option of 'auto-shard'", "name=value"),
