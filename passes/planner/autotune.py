@@ -171,7 +171,7 @@ def _check_numbers(request: PlanRequest) -> None:
 
 def _check_ranks(setup: Setup, ranks: Sequence[int], mesh: Sequence[int]) -> None:
     """Raises RHI-MESH-001 where more ranks, or more devices in each, are asked for than there are."""
-    there, fix = load_cluster(setup.cluster).num_devices, "ask for fewer stages, or name a larger cluster"
+    there, fix = load_cluster(setup.cluster).num_devices, "ask for fewer ranks, or name a larger cluster"
     for count in ranks or [1]:
         if count > there:
             what = f"{count} ranks need as many devices, cluster '{setup.cluster}' has {there}"
