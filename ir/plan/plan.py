@@ -361,7 +361,7 @@ class Plan:
     `request` and `options` are what was asked for: the latter of the passes beside cluster, mesh, budget and what
     follows from the plan itself.
     `schedule` is empty where there is one stage. `shares` are the micro-batches of each replica, where ranks are
-    replicas; an argument that several are fed is said to be on the first of them. `compared` is there where the
+    replicas; an argument that several are fed has the first of them as its rank. `compared` is there where the
     target's compiler chose.
     """
 

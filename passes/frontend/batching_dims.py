@@ -1,4 +1,4 @@
-"""Indices that count along one of their own dims, as of `q[arange(B), a]`: the dims of a batch, and said as such.
+"""Indices that count along one of their own dims, as of `q[arange(B), a]`: these are batching dims.
 
 A gather or scatter that is told by an index which element of the batch to read has to have the whole batch. Where that
 index is the position of the index vector itself, each element reads its own, so the dim is a batching dim of the op
