@@ -216,8 +216,8 @@ def _with_free(
     """Decides free ops, users first: as all users want it, or whole (a slice of what is everywhere sends nothing).
 
     A partial sum that its readers all want in the same other spec is stored in that one: the same collective, and
-    plainer to read. But not what a loop carries,
-    which lies in one way in all rounds: it would be brought to that spec in each.
+    plainer to read. But not what a loop carries, which lies in one way in all rounds: it would be brought to that spec
+    in each.
     """
     wanted: list[dict[Spec, None]] = [{} for _ in range(graph.num_values)]
     for value, spec in zip(graph.returns, returned, strict=True):
