@@ -175,6 +175,8 @@ def _train_convolution(x: jax.Array, w: jax.Array) -> Arrays:
 
 
 _LINKS: Final = 4
+"""How many collectives a chain has."""
+
 _WIDTH: Final = 256
 """Rows and columns of what is computed between collectives, one product each."""
 
