@@ -178,10 +178,31 @@ class ChooseShardings(PlanningPass):
     ) -> ShardingChoice | Unsolved | RhinoError:
         """Returns the plan for one mesh, or why there is none: a bound of `cutoff_s` or more, or an error.
 
-        Where a plan has more in host memory than that holds, the largest arguments that fit together may stay there,
-        and the step is planned again. `module` gets sharding rules, nothing else.
+        What lies in host memory makes no plan slower than the best that is found without. `module` gets sharding rules,
+        nothing else.
         """
         program = self.read(module, target, remarks)
+        found = self.within_host(program, target, clock, cutoff_s)
+        if (
+            not self.offload
+            or isinstance(found, Unsolved)
+            or (isinstance(found, ShardingChoice) and not found.is_bound)
+        ):
+            return found
+        most_s = found.answer.cost if isinstance(found, ShardingChoice) else cutoff_s
+        plain = replace(self, offload=False).within_host(program, target, clock, most_s)
+        if not isinstance(plain, ShardingChoice) or plain.answer.cost >= most_s:
+            return found
+        bound = found.answer.bound if isinstance(found, ShardingChoice) else plain.answer.bound
+        return replace(plain, answer=replace(plain.answer, bound=min(bound, plain.answer.cost)))
+
+    def within_host(
+        self, program: Program, target: Target, clock: _Clock, cutoff_s: float
+    ) -> ShardingChoice | Unsolved | RhinoError:
+        """Returns the plan for one mesh as `plan` does, with no more in host memory than that holds.
+
+        Where a plan has more there, the largest arguments that fit together may stay, and the step is planned again.
+        """
         barred, bound, over = frozenset[int](), inf, None
         while True:
             open_ = with_offload(program, target, barred) if self.offload else program

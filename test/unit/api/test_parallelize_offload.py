@@ -258,6 +258,17 @@ def test_a_step_that_fits_keeps_all_on_the_devices():
     assert "host" not in plan.explain()
 
 
+@pytest.mark.long
+def test_host_memory_makes_no_plan_slower():
+    given = {"cluster": "cpu4", "mesh": "2", "donate_argnums": 0}
+
+    def predicted(**options):
+        return rhino.parallelize(step, **given, **options).plan(init(), batch()).facts.predicted
+
+    budget = int(0.95 * predicted().largest_peak_bytes)
+    assert predicted(budget=budget, offload=True).step_s <= predicted(budget=budget).step_s
+
+
 def test_a_refusal_says_what_may_lie_in_host_memory():
     made = rhino.parallelize(step, cluster="cpu4", mesh="1", donate_argnums=0)
     budget = made.plan(init(), batch()).facts.predicted.largest_peak_bytes - 1
