@@ -100,7 +100,7 @@ def chain(
         Argument("seed", layout),
     )
     staged = StagedStep(
-        mesh_of_shape((num_devices,)), num_stages, num_micro_batches, programs, tuple(parts), arguments, ("last",)
+        (mesh_of_shape((num_devices,)),) * num_stages, num_micro_batches, programs, tuple(parts), arguments, ("last",)
     )
     mesh = f'sdy.mesh @mesh = <["x"={num_devices}]>\n'
     modules = {
@@ -203,7 +203,7 @@ def run_part(address: str, process: int, folder: Path) -> None:
     given: Given
     team: Team
     given, team, transport, repeats = pickle.loads((folder / "given").read_bytes())
-    request_host_devices(given.step.mesh.num_devices * len(team.ranks[process]), os.environ)
+    request_host_devices(sum(given.step.meshes[rank].num_devices for rank in team.ranks[process]), os.environ)
     sleep_op.register()
     job = join(address, process, team)
     link = _TRANSPORTS[transport](job, team.process_of)

@@ -103,9 +103,10 @@ class Plan:
         if facts.execution is None:
             devices = pick_devices(self.num_devices) if self.devices is None else self.devices
             return (RankDevices(0, facts.mesh, devices),)
-        every = deal_devices(facts.num_ranks, facts.mesh.num_devices) if self.devices is None else self.devices
+        every = deal_devices([mesh.num_devices for mesh in facts.meshes]) if self.devices is None else self.devices
         return tuple(
-            RankDevices(rank, facts.mesh, own) for rank, own in devices_of_ranks(facts.execution.step, every).items()
+            RankDevices(rank, facts.meshes[rank], own)
+            for rank, own in devices_of_ranks(facts.execution.step, every).items()
         )
 
     @property
@@ -268,8 +269,10 @@ class Plan:
         return program_of(self.traced, self.function)
 
     def _of_tensors(self, tensors: Sequence[Tensor]) -> list[NamedSharding]:
-        mesh = dict(self.axes)
-        return [self.ranks[one.rank].sharding(dims_between_calls(one, mesh), one.memory) for one in tensors]
+        return [
+            self.ranks[one.rank].sharding(dims_between_calls(one, self.facts.axes(one.rank)), one.memory)
+            for one in tensors
+        ]
 
 
 def _by_leaf(tensors: Sequence[Tensor], shardings: Sequence[NamedSharding]) -> list[NamedSharding | SplitSharding]:

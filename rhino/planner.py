@@ -348,10 +348,11 @@ def _kept_bytes(traced: Traced, plan: Plan) -> tuple[int, ...]:
 
     These are arguments that are kept, and the callers' form of what is stored padded or as blocks.
     """
-    mesh, kept = dict(plan.mesh.axes), [0] * plan.num_ranks
+    kept = [0] * plan.num_ranks
     read = plan.read_arguments()
     leaf_of = {piece: leaf for leaf, group in enumerate(leaf_groups(plan.arguments)) for piece in group}
     for number, one in enumerate(plan.arguments):
+        mesh = plan.axes(one.rank)
         if leaf_of[number] in traced.kept and number in read and one.memory == DEVICE:
             kept[one.rank] += device_bytes(one, mesh)
         if one.padded or one.viewed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ from rhino.ir.mlir.bindings import ir
 from rhino.ir.plan.plan import Execution, Plan
 from rhino.ir.units import format_bytes, format_seconds
 from rhino.passes.planner.aot import LOCALIZED, as_run, first_form, program_of
-from rhino.passes.planner.aot_parallel import compile_stages
+from rhino.passes.planner.aot_parallel import CompilerFor, compile_stages, compilers_of
 from rhino.passes.planner.module_facts import boundary
 from rhino.passes.planner.tables import table
 from rhino.passes.planner.unstaged_plan import ANNOTATED, annotate
@@ -42,11 +43,11 @@ def compiled_plan(plan: Plan, read: Callable[[], ir.Module]) -> Checked:
     """
     cluster = parse_cluster("\n".join(plan.cluster))
     by_jit = plan.execution is None and "jax" in plan.versions  # a function of JAX, in one program
-    compiler = compiler_of(cluster, plan.mesh, by_jit=by_jit)
-    if isinstance(compiler, str):
+    compiler_for = compilers_of(cluster, functools.partial(compiler_of, by_jit=by_jit))
+    if isinstance(compiler_for, str):
         fix = "install it, or look at what is predicted: rhino-plan explain"
-        raise RhinoError("RHI-AOT-002", f"the plan cannot be compiled: {compiler}", fix=fix)
-    found = _Compiles(plan, cluster, compiler)
+        raise RhinoError("RHI-AOT-002", f"the plan cannot be compiled: {compiler_for}", fix=fix)
+    found = _Compiles(plan, cluster, compiler_for)
     rows = [*(found.staged(plan.execution) if plan.execution else found.unstaged(read()))]
     budget = plan.predicted.budget_bytes
     largest = max(found.peaks)
@@ -60,14 +61,14 @@ def compiled_plan(plan: Plan, read: Callable[[], ir.Module]) -> Checked:
 class _Compiles:
     """Compiles the programs of one plan; `peaks` are the bytes of a device, by rank."""
 
-    def __init__(self, plan: Plan, cluster: Cluster, compiler: Callable[[bytes], Compiled]) -> None:
-        self.plan, self.cluster, self.compile = plan, cluster, compiler
+    def __init__(self, plan: Plan, cluster: Cluster, compiler_for: CompilerFor) -> None:
+        self.plan, self.cluster, self.compiler_for = plan, cluster, compiler_for
         self.peaks: list[int] = []
         self.compiler = ""
 
     def one(self, code: bytes) -> tuple[Compiled, float]:
         """Returns what the compiler makes of a program, and the seconds of a run."""
-        compiled = self.compile(code)
+        compiled = self.compiler_for(self.plan.mesh)(code)
         self.compiler = compiled.compiler
         return compiled, compiled_step(
             compiled.hlo, self.cluster, TARGETS[self.cluster.device.platform], compiled.unseen
@@ -93,7 +94,7 @@ class _Compiles:
 
     def staged(self, execution: Execution) -> Iterator[tuple[str, ...]]:
         """Yields a row for each program of a plan in stages, and one for each rank: its peak with their temporaries."""
-        found, predicted = compile_stages(self.plan, self.compile), self.plan.predicted
+        found, predicted = compile_stages(self.plan, self.compiler_for), self.plan.predicted
         self.compiler = found.compiler
         for number, program in enumerate(execution.step.programs):
             figures = f"{format_seconds(execution.run_s[number])}, {format_bytes(execution.temp_bytes[number])}"

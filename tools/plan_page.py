@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from rhino.ir.plan.instructions import Run, Step, Transfer
-from rhino.ir.plan.plan import Cost, Execution, Plan, Sharding, Tensor, dims_text
+from rhino.ir.plan.plan import Cost, Execution, Plan, Sharding, Tensor, dims_text, meshes_text
 from rhino.ir.plan.step_memory import live_slots, local_bytes, memory_over_time
 from rhino.ir.units import PEAK, format_bytes, format_seconds
 from rhino.passes.planner.module_facts import ROW_LIMITS
@@ -51,7 +51,9 @@ def plan_page(plan: Plan, reasons: Sequence[Why] = ()) -> Page:
     """Returns the page of a plan; `reasons` are what else was possible, where somebody has asked."""
     simulation = simulation_of(plan.execution) if plan.execution else None
     timeline = simulation.timeline if simulation else None
-    axes = plan.mesh.axes if plan.num_ranks == 1 else (("rank", plan.num_ranks), *plan.mesh.axes)
+    alike = len(set(plan.meshes)) == 1
+    axes = plan.meshes[0].axes if alike else (("device", plan.num_devices),)
+    axes = (("rank", plan.num_ranks), *axes) if alike and plan.num_ranks > 1 else axes
     return Page(
         title=plan.source.function,
         subtitle=f"{plan.form()}, for {plan.cluster_name}",
@@ -82,7 +84,7 @@ def _tiles(plan: Plan, simulation: Simulation | None) -> Iterator[tuple[str, str
         yield "idle", share_text(end_s - _busy_s(plan, simulation), end_s), "of the step, in the mean of the ranks"
     rank, own = fullest_rank(plan)
     yield PEAK, format_bytes(found.peak_bytes[rank]), f"of {format_bytes(own.budget_bytes)} per device"
-    ranks = f"{plan.num_ranks} ranks of {plan.mesh}" if plan.num_ranks > 1 else str(plan.mesh)
+    ranks = f"{plan.num_ranks} ranks of {meshes_text(plan.meshes)}" if plan.num_ranks > 1 else str(plan.mesh)
     yield "devices", str(plan.num_devices), ranks
 
 
@@ -190,7 +192,7 @@ def _tables(plan: Plan, simulation: Simulation | None, reasons: Sequence[Why]) -
 
 
 def _tensors(plan: Plan, name: str, title: str, tensors: Sequence[Tensor]) -> Table:
-    mesh, found, costs = dict(plan.mesh.axes), plan.predicted, plan.sharding.costs if plan.sharding else ()
+    found, costs = plan.predicted, plan.sharding.costs if plan.sharding else ()
     rows: list[Row] = []
     for one in alike(plan, tensors):
         first = one.first
@@ -198,7 +200,7 @@ def _tensors(plan: Plan, name: str, title: str, tensors: Sequence[Tensor]) -> Ta
         sent = (seconds_cell(sent_s(costs, one.name), found.step_s),) if plan.sharding else ()
         rows.append(
             (
-                Cell("", None, None, tensor_drawing(first.shape, first.dims, mesh)),
+                Cell("", None, None, tensor_drawing(first.shape, first.dims, plan.axes(first.rank))),
                 Cell(one.name),
                 *rank,
                 Cell(f"{len(one.tensors)} x {first.words}", first.num_bytes),
@@ -351,7 +353,7 @@ def _slots_at_peak(execution: Execution, simulation: Simulation) -> Iterable[Row
             layout = step.slots[slot].layout
             shape = ",".join(map(str, layout.shape))
             what = f"{layout.dtype}[{shape}], {'given by ' + made[slot] if slot in made else 'fed or received'}"
-            rows.setdefault((rank, what), []).append(local_bytes(layout, step.mesh))
+            rows.setdefault((rank, what), []).append(local_bytes(layout, step.meshes[rank]))
     for (rank, what), sizes in sorted(rows.items(), key=lambda row: (-sum(row[1]), row[0])):
         yield (
             bytes_cell(sum(sizes), simulation.memory[rank].peak_bytes),

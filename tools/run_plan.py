@@ -70,7 +70,7 @@ def run_plan(options: Namespace, original: Callable[[Signature], Executable], st
         return
     num_devices = plan.num_devices
     if options.devices is not None and options.devices < num_devices:
-        what = f"--devices={options.devices}, and the plan has {plan.num_ranks} ranks of {plan.mesh.num_devices}"
+        what = f"--devices={options.devices}, and the plan is for {num_devices}"
         raise RhinoError("RHI-RUN-004", what, fix=f"give --devices={num_devices}, or plan for {options.devices}")
     if options.trace:
         check_writable(options.trace)
@@ -250,7 +250,7 @@ def _run_part(plan: Plan, execution: Execution, options: Namespace) -> None:
     address, process, folder = json.loads(options.part)
     team = share_ranks(plan.num_ranks, options.processes)
     ranks = team.ranks[process]
-    request_host_devices(len(ranks) * plan.mesh.num_devices, os.environ)
+    request_host_devices(sum(plan.meshes[rank].num_devices for rank in ranks), os.environ)
     devices = devices_of_ranks(execution.step, jax.local_devices(), ranks)
     job = join(address, process, team)
     transport = SocketTransport(job, team.process_of)

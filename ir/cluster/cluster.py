@@ -206,6 +206,25 @@ def mesh_axes(cluster: Cluster, shape: tuple[int, ...], names: tuple[str, ...] |
     return tuple(_place(cluster, mesh, axis) for axis in range(len(shape)))
 
 
+def link_between(cluster: Cluster, sizes: Sequence[int]) -> Line:
+    """Returns the link from a device of one rank to one of another, where all ranks use theirs at the same time.
+
+    Ranks have `sizes` devices [ranks], and follow one another from the cluster's first device on.
+
+    Raises:
+        RhinoError: RHI-MESH-001 where they have more devices than the cluster.
+    """
+    if sum(sizes) > cluster.num_devices:
+        what = f"ranks of {', '.join(map(str, sizes))} devices have {sum(sizes)}"
+        raise RhinoError(
+            "RHI-MESH-001",
+            f"{what}, cluster {cluster.name!r} has {cluster.num_devices}",
+            fix=f"ask for at most {cluster.num_devices} devices in all, or for a larger cluster",
+        )
+    starts = np.cumsum([0, *sizes[:-1]])
+    return axis_of_groups(cluster, starts[None, :] + np.arange(min(sizes))[:, None], "ranks").link
+
+
 def _too_large(cluster: Cluster, mesh: Mesh) -> RhinoError:
     levels = " x ".join(f"{level.size} ({level.name})" for level in cluster.levels)
     return RhinoError(

@@ -3,7 +3,7 @@
 A program that runs on all devices of such a cluster is one program: each op and collective waits for the slowest, and
 every device holds as much as the smallest can. So to what plans one program, a cluster of groups is one of equal
 devices, each with the lesser of every figure (`common_device`). A rank of a pipeline that lies in one group has that
-group's figures (`rank_cluster`), and is priced by them.
+group's figures (`rank_clusters`), and is priced by them.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
+from itertools import accumulate
 from typing import TypeVar
 
 from rhino.ir.cluster.hardware import Cluster, Device, Level, Line, Pairs
@@ -42,25 +43,26 @@ def _apart(between: Level, levels: Sequence[Level]) -> Level:
     return replace(between, name=f"{between.name} of groups") if is_taken else between
 
 
-def rank_cluster(cluster: Cluster, size: int, rank: int) -> Cluster:
-    """Returns what the devices of a rank are part of: the group that they lie in, or where there is none the cluster.
+def rank_clusters(cluster: Cluster, sizes: Sequence[int]) -> tuple[Cluster, ...]:
+    """Returns what the devices of each rank are part of: the group that they lie in, or else the cluster [ranks].
 
-    Ranks have `size` devices each, and follow one another from the cluster's first device on.
+    Ranks have `sizes` devices [ranks], and follow one another from the cluster's first device on.
     """
-    start = 0
-    for group in cluster.groups:
-        end = start + group.num_devices
-        if start <= rank * size and (rank + 1) * size <= end:
-            return group
-        start = end
-    return cluster
+    ends = list(accumulate(group.num_devices for group in cluster.groups))
+    found = []
+    for last, size in zip(accumulate(sizes), sizes, strict=True):
+        within = [
+            group
+            for group, end in zip(cluster.groups, ends, strict=True)
+            if end - group.num_devices <= last - size and last <= end
+        ]
+        found.append(within[0] if within else cluster)
+    return tuple(found)
 
 
-def rank_groups(cluster: Cluster, size: int, num_ranks: int) -> tuple[tuple[Cluster, ...], tuple[int, ...]]:
-    """Returns the distinct clusters that ranks are part of, and which of them each rank is in [ranks]."""
-    if not cluster.groups:
-        return (cluster,), (0,) * num_ranks
-    every = [rank_cluster(cluster, size, rank) for rank in range(num_ranks)]
+def rank_groups(cluster: Cluster, sizes: Sequence[int]) -> tuple[tuple[Cluster, ...], tuple[int, ...]]:
+    """Returns the distinct clusters that ranks of `sizes` are part of, and which of them each rank is in [ranks]."""
+    every = rank_clusters(cluster, sizes)
     distinct = tuple(dict.fromkeys(every))
     return distinct, tuple([distinct.index(one) for one in every])
 
@@ -77,14 +79,14 @@ def largest_memory(cluster: Cluster) -> int:
     return max(one.device.usable_hbm_bytes for one in cluster.groups or (cluster,))
 
 
-def rank_budgets(cluster: Cluster, size: int, num_ranks: int, budget_bytes: float | None = None) -> tuple[float, ...]:
+def rank_budgets(cluster: Cluster, sizes: Sequence[int], budget_bytes: float | None = None) -> tuple[float, ...]:
     """Returns the bytes that a device of each rank may hold: the budget, or without one what a program may use of it.
 
-    On a cluster of groups no device may hold more than that. Ranks are as `rank_cluster` has them.
+    On a cluster of groups no device may hold more than that. Ranks are as `rank_clusters` has them.
     """
     if budget_bytes is not None and not cluster.groups:
-        return (budget_bytes,) * num_ranks
-    own = [rank_cluster(cluster, size, rank).device.usable_hbm_bytes for rank in range(num_ranks)]
+        return (budget_bytes,) * len(sizes)
+    own = [one.device.usable_hbm_bytes for one in rank_clusters(cluster, sizes)]
     return tuple([one if budget_bytes is None else min(budget_bytes, one) for one in own])
 
 

@@ -165,6 +165,11 @@ def module_meshes(module: ir.Operation) -> dict[str, Axes]:
     return {str(op.sym_name.value): named_axes(op.attributes["mesh"]) for op in found}
 
 
+def mesh_name(sharding: sdy.TensorShardingAttr) -> str:
+    """Returns the name of the mesh that a sharding is of."""
+    return str(sharding.mesh_or_ref).removeprefix("@")
+
+
 def named_axes(mesh: ir.Attribute) -> Axes:
     """Returns the names and sizes of the axes of a `#sdy.mesh`."""
     return tuple((str(axis.name), int(axis.size)) for axis in map(sdy.MeshAxisAttr, sdy.MeshAttr(mesh).axes))

@@ -1,7 +1,7 @@
 """One training step as a static list of instructions over numbered slots: what a planner writes and the executor runs.
 
-A *rank* is one pipeline device: a sub-mesh that runs one stage program at a time. All ranks have meshes of the same
-shape. A *slot* holds one array on one rank; slots are numbered over the whole step, and each is written once (a donated
+A *rank* is one pipeline device: a sub-mesh that runs one stage program at a time. Each rank has a mesh of its own. A
+*slot* holds one array on one rank; slots are numbered over the whole step, and each is written once (a donated
 buffer moves to the slot that takes it over). The list is in one global order in which every instruction stands after
 those whose slots it reads; a process runs the part of it that belongs to its ranks, in that order, with each transfer
 replaced by what it is there: a copy, a send or a receive.
@@ -36,7 +36,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class StepProgram:
-    """A compiled unit, the same on every rank that runs it.
+    """A compiled unit, the same on every rank that runs it; these have equal meshes.
 
     `module` names its text; `donated` are pairs (input, output): the output takes over the input's buffer.
     """
@@ -82,7 +82,11 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Move an array to another rank; both slots have the same layout. `uid` is its number within the step."""
+    """Move an array to another rank; `uid` is its number within the step.
+
+    Between ranks of equal meshes both slots have the same layout. Between others they have the same shape and element
+    type, and each device of the target is sent its part of what the source's devices hold (`rhino.ir.plan.pieces`).
+    """
 
     uid: int
     source: int
@@ -148,17 +152,25 @@ Local: TypeAlias = Run | Copy | Send | Receive | Free | Feed | Fetch
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A whole step on `num_ranks` ranks with a mesh of shape `mesh` each.
+    """A whole step on ranks of these `meshes` [ranks].
 
     `constants` are slots that hold an integer for ever.
     """
 
-    mesh: Mesh
-    num_ranks: int
+    meshes: tuple[Mesh, ...]
     programs: tuple[StepProgram, ...]
     slots: tuple[Slot, ...]
     instructions: tuple[Global, ...]
     constants: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def num_ranks(self) -> int:
+        """How many ranks the step is on."""
+        return len(self.meshes)
+
+    def mesh_of(self, slot: int) -> Mesh:
+        """Returns the mesh of the rank that a slot is on."""
+        return self.meshes[self.slots[slot].rank]
 
 
 def reads(instruction: Global | Local) -> tuple[int, ...]:
@@ -190,6 +202,13 @@ def writes(instruction: Global | Local) -> tuple[int, ...]:
 def rank_of(step: Step, run: Run) -> int:
     """Returns the rank that a run is on."""
     return step.slots[(*run.inputs, *run.outputs)[0]].rank
+
+
+def program_meshes(step: Step) -> tuple[Mesh, ...]:
+    """Returns the mesh that each program runs on [programs]; for one that does not run, that of the first rank."""
+    found = dict.fromkeys(range(len(step.programs)), step.meshes[0])
+    found |= {one.program: step.meshes[rank_of(step, one)] for one in step.instructions if isinstance(one, Run)}
+    return tuple(found.values())
 
 
 def project(step: Step, ranks: Sequence[int]) -> tuple[Local, ...]:

@@ -356,7 +356,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One plan. `cluster` is the text of the cluster's file, `mesh` that of a stage's rank.
+    """One plan. `cluster` is the text of the cluster's file, `meshes` are those of its ranks [ranks].
 
     `request` and `options` are what was asked for: the latter of the passes beside cluster, mesh, budget and what
     follows from the plan itself.
@@ -367,8 +367,7 @@ class Plan:
 
     source: Source
     cluster: tuple[str, ...]
-    mesh: Mesh
-    num_ranks: int
+    meshes: tuple[Mesh, ...]
     num_stages: int
     num_micro_batches: int
     schedule: str
@@ -386,9 +385,24 @@ class Plan:
     shares: tuple[int, ...] = ()
 
     @property
+    def mesh(self) -> Mesh:
+        """The mesh of a plan in one program, or of replicas, which all have the same."""
+        assert len(set(self.meshes)) == 1, "ranks of unlike meshes are asked one by one"
+        return self.meshes[0]
+
+    @property
+    def num_ranks(self) -> int:
+        """On how many ranks the plan runs."""
+        return len(self.meshes)
+
+    @property
     def num_devices(self) -> int:
         """How many devices the plan runs on."""
-        return self.num_ranks * self.mesh.num_devices
+        return sum(mesh.num_devices for mesh in self.meshes)
+
+    def axes(self, rank: int) -> dict[str, int]:
+        """Returns the sizes of a rank's mesh axes by name."""
+        return dict(self.meshes[rank].axes)
 
     @property
     def is_one_stage(self) -> bool:
@@ -417,7 +431,12 @@ class Plan:
             each = " and ".join(filter(None, [", ".join(map(str, self.shares[:-1])), str(self.shares[-1])]))
             return f"{self.num_ranks} replicas of mesh {self.mesh}{batches}: {each}"
         ranks = f"{self.num_ranks} rank{'s' if self.num_ranks != 1 else ''}"
-        return f"{self.num_stages} stages on {ranks} of mesh {self.mesh}{batches}, {self.schedule}"
+        return f"{self.num_stages} stages on {ranks} of {meshes_text(self.meshes)}{batches}, {self.schedule}"
+
+
+def meshes_text(meshes: Sequence[Mesh]) -> str:
+    """Returns the meshes of ranks in words: the mesh that all have, or each."""
+    return f"mesh {meshes[0]}" if len(set(meshes)) == 1 else f"meshes {'; '.join(map(str, meshes))}"
 
 
 def rows_text(rows: tuple[int, int]) -> str:

@@ -55,9 +55,10 @@ from rhino.ir.plan.plan import (
     Tensor,
     Waiting,
     Work,
+    meshes_text,
     rows_text,
 )
-from rhino.ir.plan.step_json import mesh_of
+from rhino.ir.plan.step_json import meshes_json, meshes_of
 
 FORMAT: Final = "rhino-plan"
 VERSION: Final = 3
@@ -97,8 +98,7 @@ def plan_text(plan: Plan, files: Mapping[str, str]) -> str:
             "ops": dict(plan.source.ops),
         },
         "cluster": list(plan.cluster),
-        "mesh": [list(axis) for axis in plan.mesh.axes],
-        "ranks": plan.num_ranks,
+        **meshes_json(plan.meshes),
         "stages": plan.num_stages,
         "micro_batches": plan.num_micro_batches,
         "schedule": plan.schedule,
@@ -162,8 +162,7 @@ def plan_of(data: dict[str, Any], step: Step | None, modules: Mapping[str, str])
             counts_of(source["ops"]),
         ),
         cluster=texts_of(data["cluster"]),
-        mesh=mesh_of(data["mesh"]),
-        num_ranks=count_of(data["ranks"]),
+        meshes=meshes_of(data),
         num_stages=count_of(data["stages"]),
         num_micro_batches=count_of(data["micro_batches"]),
         schedule=text_of(data["schedule"]),
@@ -470,8 +469,8 @@ def _check(plan: Plan) -> None:
             raise ValueError(f"{one.path!r} of shape {one.padded or one.shape} is no {one.viewed} in blocks")
         if one.interleaved and not (one.viewed and are_interleaved(one.interleaved, one.padded or one.shape)):
             raise ValueError(f"{one.path!r} of shape {one.padded or one.shape} has no blocks {one.interleaved}")
-        if unknown := {axis for axes in one.dims for axis in axes} - set(plan.mesh.names):
-            raise ValueError(f"{one.path!r} is split along {sorted(unknown)}, and the mesh is {plan.mesh}")
+        if unknown := {axis for axes in one.dims for axis in axes} - set(plan.meshes[one.rank].names):
+            raise ValueError(f"{one.path!r} is split along {sorted(unknown)}, and the mesh is {plan.meshes[one.rank]}")
         if one.rows and (not one.path.endswith(rows_text(one.rows)) or one.shape[0] != one.rows[1] - one.rows[0]):
             raise ValueError(f"{one.path!r} is not rows {one.rows[0]} to {one.rows[1]} of a leaf")
     for side in (plan.arguments, plan.results):
@@ -506,8 +505,8 @@ def _check_aliases(plan: Plan) -> None:
 def _check_execution(plan: Plan, execution: Execution) -> None:
     """Raises ValueError or IndexError where a plan's step is not of its mesh, ranks, programs and placements."""
     step = execution.step
-    if (step.mesh, step.num_ranks) != (plan.mesh, plan.num_ranks):
-        raise ValueError(f"the step has {step.num_ranks} ranks of {step.mesh}")
+    if step.meshes != plan.meshes:
+        raise ValueError(f"the step has {step.num_ranks} ranks of {meshes_text(step.meshes)}")
     for name, found in (("run_s", execution.run_s), ("temp_bytes", execution.temp_bytes)):
         if len(found) != len(step.programs):
             raise ValueError(f"{name} are {len(found)}, expected {len(step.programs)}")

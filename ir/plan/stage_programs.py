@@ -12,7 +12,8 @@ Values go by name. A name is one of
   same name in every micro-batch, and `apply` programs read what it is in the end.
 
 Where a value is read on another rank than the one that gives it, it is moved there, once (in every micro-batch, if it
-is given in each). No accumulator is moved before its end. Its producer and all its readers mean one layout.
+is given in each). No accumulator is moved before its end. On equal meshes its producer and all its readers mean one
+layout, on others one shape and element type.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class StagedStep:
-    """A step in stages: every stage on a rank with a mesh of shape `mesh`.
+    """A step in stages, each on a rank with a mesh of its own: `meshes` [stages].
 
     The schedule may place several stages on one rank.
 
@@ -81,11 +82,15 @@ class StagedStep:
     the replicas.
     """
 
-    mesh: Mesh
-    num_stages: int
+    meshes: tuple[Mesh, ...]
     num_micro_batches: int
     programs: tuple[StepProgram, ...]
     parts: tuple[StageProgram, ...]
     arguments: tuple[Argument, ...]
     results: tuple[str, ...]
     shares: tuple[int, ...] = ()
+
+    @property
+    def num_stages(self) -> int:
+        """How many stages there are."""
+        return len(self.meshes)

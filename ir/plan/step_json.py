@@ -6,6 +6,7 @@ A value of the wrong kind is refused with a TypeError or ValueError that names i
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any, assert_never, get_args
 
 from rhino.ir.cluster.mesh import Mesh
@@ -32,9 +33,7 @@ def step_text(step: Step) -> str:
     programs = [json.dumps(_program_json(program)) for program in step.programs]
     slots = [json.dumps([slot.rank, *_layout_json(slot.layout)]) for slot in step.slots]
     instructions = [json.dumps(_instruction_json(one)) for one in step.instructions]
-    head = json.dumps(
-        {"mesh": [list(axis) for axis in step.mesh.axes], "ranks": step.num_ranks, "constants": step.constants}
-    )
+    head = json.dumps({**meshes_json(step.meshes), "constants": step.constants})
     rows = {"programs": programs, "slots": slots, "instructions": instructions}
     tables = [f'"{name}": [\n{_lines(lines)}\n]' for name, lines in rows.items()]
     return ",\n".join([head[:-1], *tables]) + "}\n"
@@ -47,13 +46,25 @@ def _lines(rows: list[str]) -> str:
 def read_step(data: dict[str, Any]) -> Step:
     """Returns the step that JSON says, each value of its kind; whether it can run is not looked at."""
     return Step(
-        mesh=mesh_of(data["mesh"]),
-        num_ranks=count_of(data["ranks"]),
+        meshes=meshes_of(data),
         programs=tuple(map(_program, list_of(data["programs"]))),
         slots=tuple([Slot(number_of(rank), _layout(layout)) for rank, *layout in list_of(data["slots"])]),
         instructions=tuple(map(_instruction, list_of(data["instructions"]))),
         constants=tuple([(number_of(slot), small_of(number)) for slot, number in list_of(data["constants"])]),
     )
+
+
+def meshes_json(meshes: Sequence[Mesh]) -> dict[str, Any]:
+    """Returns the meshes of ranks as entries of an object: one mesh and how many ranks have it, or one for each."""
+    axes = [[list(axis) for axis in mesh.axes] for mesh in meshes]
+    return {"meshes": axes} if len(set(meshes)) > 1 else {"mesh": axes[0], "ranks": len(axes)}
+
+
+def meshes_of(data: dict[str, Any]) -> tuple[Mesh, ...]:
+    """Returns the meshes of ranks that an object has [ranks]."""
+    if "meshes" in data:
+        return tuple(map(mesh_of, list_of(data["meshes"])))
+    return (mesh_of(data["mesh"]),) * count_of(data["ranks"])
 
 
 def mesh_of(axes: Any) -> Mesh:  # noqa: ANN401 - JSON

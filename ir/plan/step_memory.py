@@ -92,7 +92,7 @@ def memory_over_time(
     step: Step, temp_bytes: Sequence[int], memory: MemoryKind = DEVICE
 ) -> Iterator[tuple[int, int, int]]:
     """Yields each instruction that writes, with its rank and the bytes of a memory that a device holds meanwhile."""
-    sizes = [local_bytes(slot.layout, step.mesh, memory) for slot in step.slots]
+    sizes = [local_bytes(slot.layout, step.meshes[slot.rank], memory) for slot in step.slots]
     used = [0] * step.num_ranks
     for slot, _ in step.constants:
         used[step.slots[slot].rank] += sizes[slot]

@@ -7,7 +7,9 @@ One pass over the global list, and one instruction is named where it fails. Prov
 - that no buffer is taken over that is a constant, was sent (the other rank may fetch it later than the list says) or is
   a result;
 - that each slot written is freed, taken over or fetched, and each result fetched once;
-- that transfers are numbered differently, between two ranks, with one layout on both;
+- that transfers are numbered differently, between two ranks, with one layout on both, or one shape and element type
+  where the ranks have unlike meshes;
+- that each program runs on equal meshes, and its arrays are split along axes of theirs;
 - that no rank is fed an argument twice;
 - that no rank holds more than its memory, counted as the executor holds it.
 
@@ -20,9 +22,10 @@ the next one waits. A process's list is that of `project`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias
 
+from rhino.ir.cluster.mesh import Mesh
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.graph.elements import DTYPES, element_bytes
 from rhino.ir.graph.graph import DEVICE
@@ -73,9 +76,9 @@ def verify(step: Step, num_arguments: int, num_results: int, limits: Limits | No
     Raises:
         RhinoError: RHI-STEP-001 to RHI-STEP-007 where it cannot, RHI-STEP-008 where memory does not suffice.
     """
+    _check_slots(step)
     _check_layouts(step)
     _check_programs(step)
-    _check_slots(step)
     _Walk(step, num_arguments, num_results).run()
     if limits is not None:
         _check_memory(step, limits)
@@ -124,18 +127,14 @@ def _check_programs(step: Step) -> None:
 
 
 def _check_layouts(step: Step) -> None:
-    layouts = [
-        *(slot.layout for slot in step.slots),
-        *(one for program in step.programs for one in (*program.inputs, *program.outputs)),
-    ]
-    for layout in dict.fromkeys(layouts):
-        unknown = [axis for axes in layout.dims for axis in axes if axis not in step.mesh.names]
+    every = tuple(dict.fromkeys(axis for mesh in step.meshes for axis in mesh.names))
+    programs = [(one, every) for program in step.programs for one in (*program.inputs, *program.outputs)]
+    slots = [(slot.layout, step.meshes[slot.rank].names) for slot in step.slots]
+    for layout, names in dict.fromkeys([*slots, *programs]):
+        unknown = [axis for axes in layout.dims for axis in axes if axis not in names]
         if unknown or not element_bytes(layout.dtype):
-            raise RhinoError(
-                "RHI-STEP-001",
-                f"an array is {_words(layout)}, on a mesh with axes {', '.join(step.mesh.names)}",
-                fix=_FIX,
-            )
+            what = f"an array is {_words(layout)}, on a mesh with axes {', '.join(names)}"
+            raise RhinoError("RHI-STEP-001", what, fix=_FIX)
 
 
 def _check_slots(step: Step) -> None:
@@ -161,6 +160,7 @@ class _Walk:
         self.since = [-1] * len(step.slots)
         self.sent_at: dict[int, int] = {}
         self.first_use: dict[tuple[str, int], int] = {}
+        self.program_mesh: dict[int, Mesh] = {}
         self.at = 0
 
     def run(self) -> None:
@@ -222,10 +222,13 @@ class _Walk:
                     self.give_up(slot, "freed")
 
     def check_run(self, run: Run, program: StepProgram) -> None:
-        """A run's slots are what its program takes and gives, on one rank, and it may take over what it does."""
+        """A run's slots are what its program takes and gives, on one rank of its mesh; it takes over what it may."""
         ranks = {self.step.slots[slot].rank for slot in (*run.inputs, *run.outputs)}
         if len(ranks) > 1:
             raise self.error("RHI-STEP-006", f"its slots are on ranks {sorted(ranks)}")
+        mesh = self.step.meshes[ranks.pop()]
+        if (first := self.program_mesh.setdefault(run.program, mesh)) != mesh:
+            raise self.error("RHI-STEP-006", f"it runs on a mesh {mesh}, and before on a mesh {first}")
         for words, slots, layouts in (("input", run.inputs, program.inputs), ("output", run.outputs, program.outputs)):
             if len(slots) != len(layouts):
                 raise self.error("RHI-STEP-006", f"{len(slots)} {words}s, the program has {len(layouts)}")
@@ -241,11 +244,14 @@ class _Walk:
             self.give_up(run.inputs[taken], "taken over")
 
     def check_transfer(self, source: int, target: int) -> None:
-        """A transfer is between two ranks, and changes no layout."""
+        """A transfer is between two ranks, and changes no layout; between unlike meshes, no shape and no type."""
         from_slot, to_slot = self.step.slots[source], self.step.slots[target]
         if from_slot.rank == to_slot.rank:
             raise self.error("RHI-STEP-006", f"both slots are on rank {from_slot.rank}")
-        if from_slot.layout != to_slot.layout:
+        given, wanted = from_slot.layout, to_slot.layout
+        if self.step.mesh_of(source) != self.step.mesh_of(target):
+            given, wanted = (replace(one, dims=((),) * len(one.shape)) for one in (given, wanted))
+        if given != wanted:
             raise self.error("RHI-STEP-006", f"from {_words(from_slot.layout)} to {_words(to_slot.layout)}")
 
     def check_number(self, words: str, number: int, count: int) -> None:
@@ -302,7 +308,7 @@ def _check_memory(step: Step, limits: Limits) -> None:
 def _does_not_fit(step: Step, limits: Limits, rank: int, peak_bytes: int, at: int) -> RhinoError:
     one = step.instructions[at]
     live = live_slots(step, at, rank)
-    sizes = {slot: local_bytes(step.slots[slot].layout, step.mesh) for slot in live}
+    sizes = {slot: local_bytes(step.slots[slot].layout, step.meshes[rank]) for slot in live}
     largest = sorted(live, key=lambda slot: (-sizes[slot], slot))[:_NUM_LARGEST]
     notes = [
         f"slot {slot}, {_words(step.slots[slot].layout)}: {format_bytes(sizes[slot])}, "

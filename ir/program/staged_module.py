@@ -17,7 +17,7 @@ array is an ordinary one.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, cast
 
@@ -27,7 +27,7 @@ from rhino.ir.mlir.bindings import func, ir, sdy
 from rhino.ir.mlir.boundary import Attributes, Side, boundary_attributes, entries, set_boundary_attributes
 from rhino.ir.mlir.donation import ALIAS, KEPT
 from rhino.ir.mlir.memory_kinds import is_on_host
-from rhino.ir.mlir.shardings import SHARDING, module_mesh
+from rhino.ir.mlir.shardings import SHARDING, mesh_name, module_mesh, module_meshes
 from rhino.ir.plan.instructions import Layout, Phase, StepProgram
 from rhino.ir.plan.plan import rows_text
 from rhino.ir.plan.stage_programs import PARTS, Argument, StagedStep, StageProgram
@@ -35,6 +35,9 @@ from rhino.ir.program.accumulation import MICRO_BATCHES
 from rhino.ir.program.leaf_rows import leaf_numbers, rows_in
 from rhino.ir.program.program import argument_name
 from rhino.ir.program.replicas import EACH, SHARES
+
+STAGE_MESHES: Final = "rhino.stage_meshes"
+"""On a module whose stages are on unlike meshes: the name of the mesh of each stage."""
 
 STAGE_GROUPS: Final = "rhino.stage_groups"
 """On a module whose stages run on unlike devices: the group of devices of each stage."""
@@ -119,18 +122,17 @@ def write_staged(
 
 def read_staged(module: ir.Operation) -> StagedStep:
     """Returns the step that a module in stages is; the `module` of a program is the name of its function."""
-    found = module_mesh(module)
-    mesh = found[1] if found else ONE_DEVICE
+    meshes = {name: Mesh(axes) for name, axes in module_meshes(module).items() if axes}
     functions = {op.name.value: op for op in module.regions[0].blocks[0].operations if isinstance(op, func.FuncOp)}
     step = functions.pop(STEP)
     numbers = {name: number for number, name in enumerate(functions)}
-    parts = [entries(one) for one in ir.ArrayAttr(module.attributes[PARTS])]
+    parts = [_part(entries(one), numbers) for one in ir.ArrayAttr(module.attributes[PARTS])]
+    own = [meshes[name] if name else ONE_DEVICE for name in stage_meshes(module)]
     return StagedStep(
-        mesh=mesh,
-        num_stages=_int(module.attributes[NUM_STAGES]),
+        meshes=tuple(own),
         num_micro_batches=_int(module.attributes[MICRO_BATCHES]),
-        programs=tuple(_program(function, mesh) for function in functions.values()),
-        parts=tuple(_part(part, numbers) for part in parts),
+        programs=tuple(_program(function, meshes) for function in functions.values()),
+        parts=tuple(parts),
         arguments=tuple(
             Argument(
                 _text(attributes[NAME]),
@@ -139,23 +141,38 @@ def read_staged(module: ir.Operation) -> StagedStep:
                 _int(attributes[ALIAS]) if ALIAS in attributes else None,
                 EACH in attributes,
             )
-            for attributes, layout in zip(boundary_attributes(step, "arg"), layouts(step, "arg", mesh), strict=True)
+            for attributes, layout in zip(boundary_attributes(step, "arg"), layouts(step, "arg", meshes), strict=True)
         ),
         results=tuple(map(_text, ir.ArrayAttr(module.attributes[RESULTS]))),
         shares=tuple(ir.DenseI64ArrayAttr(module.attributes[SHARES])) if SHARES in module.attributes else (),
     )
 
 
-def layouts(function: func.FuncOp, side: Side, mesh: Mesh) -> tuple[Layout, ...]:
-    """Returns how the arguments or results of a function lie on a rank."""
+def stage_meshes(module: ir.Operation) -> list[str]:
+    """Returns the name of each stage's mesh, which is empty where the module has none [stages]."""
+    if STAGE_MESHES in module.attributes:
+        return [_text(name) for name in ir.ArrayAttr(module.attributes[STAGE_MESHES])]
+    found = module_mesh(module)
+    return [found[0] if found else ""] * _int(module.attributes[NUM_STAGES])
+
+
+def function_meshes(module: ir.Operation) -> dict[str, str]:
+    """Returns the name of the mesh of each program of a module in stages, by the program's name."""
+    meshes = stage_meshes(module)
+    parts = [entries(one) for one in ir.ArrayAttr(module.attributes[PARTS])]
+    return {str(ir.FlatSymbolRefAttr(one["program"]).value): meshes[_int(one["stage"])] for one in parts}
+
+
+def layouts(function: func.FuncOp, side: Side, meshes: Mapping[str, Mesh]) -> tuple[Layout, ...]:
+    """Returns how the arguments or results of a function lie on a rank; `meshes` are those of the module by name."""
     types = function.type.inputs if side == "arg" else function.type.results
     return tuple(
-        _layout(kind, attributes, mesh)
+        _layout(kind, attributes, meshes)
         for kind, attributes in zip(types, boundary_attributes(function, side), strict=True)
     )
 
 
-def _layout(kind: ir.Type, attributes: Attributes, mesh: Mesh) -> Layout:
+def _layout(kind: ir.Type, attributes: Attributes, meshes: Mapping[str, Mesh]) -> Layout:
     tensor = ir.RankedTensorType(kind)
     shape, dtype = tuple(tensor.shape), str(tensor.element_type)
     memory = HOST if is_on_host(attributes) else DEVICE
@@ -167,18 +184,18 @@ def _layout(kind: ir.Type, attributes: Attributes, mesh: Mesh) -> Layout:
         for dim in sharding.dimension_shardings
     )
     sums = tuple(sdy.AxisRefAttr(axis).name for axis in sharding.unreduced_axes)
-    sizes = dict(mesh.axes)
+    sizes = dict(meshes[mesh_name(sharding)].axes) if sums else {}
     return Layout((*(sizes[axis] for axis in sums), *shape), dtype, (*((axis,) for axis in sums), *dims), memory)
 
 
-def _program(function: func.FuncOp, mesh: Mesh) -> StepProgram:
+def _program(function: func.FuncOp, meshes: Mapping[str, Mesh]) -> StepProgram:
     donated = [
         (number, _int(attributes[ALIAS]))
         for number, attributes in enumerate(boundary_attributes(function, "arg"))
         if ALIAS in attributes
     ]
     name = str(function.name.value)
-    return StepProgram(name, name, layouts(function, "arg", mesh), layouts(function, "res", mesh), tuple(donated))
+    return StepProgram(name, name, layouts(function, "arg", meshes), layouts(function, "res", meshes), tuple(donated))
 
 
 def _part(part: Attributes, numbers: dict[str, int]) -> StageProgram:

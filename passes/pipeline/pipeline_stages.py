@@ -172,7 +172,7 @@ class PipelineStages(Pass):
         budgets: list[float] | None = None
         if self.budget and self.stages > 1:  # of one, the proof of the plan decides, more exactly than rows
             allowed = parse_size(self.stage_rows or self.budget) / parse_size(self.budget)
-            own = rank_budgets(cluster, mesh.num_devices, ranks, parse_size(self.budget))
+            own = rank_budgets(cluster, (mesh.num_devices,) * ranks, parse_size(self.budget))
             budgets = [own[rank] * allowed for rank in rank_of]
         staging = make_staging(
             program.graph,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from rhino.ir.mlir.bindings import func, ir, sdy
 from rhino.ir.mlir.manual import mesh_size, wrap_manual
 from rhino.ir.mlir.memory_kinds import with_transfers
-from rhino.ir.mlir.shardings import module_mesh
-from rhino.ir.program.staged_module import STEP
+from rhino.ir.program.staged_module import STEP, function_meshes
 from rhino.passes.sharding.localize import localized_copy
 
 
@@ -14,13 +13,10 @@ def program_modules(staged: ir.Module) -> dict[str, ir.Module]:
     """Returns by its function's name the module of each program of `staged`, with its shardings if it has some."""
     with staged.context, ir.Location.unknown():
         tops = [view.operation for view in staged.body.operations]
-        found = module_mesh(staged.operation)  # of JAX's own meshes there may be empty ones beside it
-        mesh = next(
-            (op for op in tops if found and isinstance(op.opview, sdy.MeshOp) and op.opview.sym_name.value == found[0]),
-            None,
-        )
+        meshes = {op.opview.sym_name.value: op for op in tops if isinstance(op.opview, sdy.MeshOp)}
         functions = {op.opview.name.value: op for op in tops if isinstance(op.opview, func.FuncOp)}
-        return {name: _alone(op, mesh) for name, op in functions.items() if name != STEP}
+        mesh_of = function_meshes(staged.operation)
+        return {name: _alone(op, meshes.get(mesh_of[name])) for name, op in functions.items() if name != STEP}
 
 
 def compiled_form(program: ir.Module, file: str = "") -> ir.Module:

@@ -69,7 +69,7 @@ def unlike_devices(
 
     Shapes: `plan` is of a step that takes `seconds` [ops] on a device of any rank, and stages are on ranks `rank_of`.
     """
-    groups, group = rank_groups(cluster, mesh.num_devices, max(rank_of) + 1)
+    groups, group = rank_groups(cluster, (mesh.num_devices,) * (max(rank_of) + 1))
     if len(groups) == 1:
         return None
     works = []

@@ -104,7 +104,7 @@ class SplitReplicas(Pass):
         for rank, (count, seconds) in enumerate(zip(parts, each_s, strict=True)):
             words = f"replica {rank} takes {count} of {num} micro-batches, of {format_seconds(seconds)} each"
             remarks.add(self.name, Place(remarks.file), words)
-        groups = rank_groups(cluster, rank_mesh(module).num_devices, asked.count)[1]
+        groups = rank_groups(cluster, (rank_mesh(module).num_devices,) * asked.count)[1]
         if len(set(groups)) > 1:
             module.attributes[STAGE_GROUPS] = ir.DenseI64ArrayAttr.get(groups)
         split(module, parts, remarks)

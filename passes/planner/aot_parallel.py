@@ -23,6 +23,7 @@ from rhino.ir.mlir.aliases import set_aliases
 from rhino.ir.mlir.bindings import make_context
 from rhino.ir.mlir.manual import bytecode
 from rhino.ir.mlir.reader import entry_function, read_module
+from rhino.ir.plan.instructions import program_meshes
 from rhino.ir.plan.plan import Comparison, CompiledPlan, Plan
 from rhino.ir.plan.step_memory import local_bytes
 from rhino.ir.units import format_bytes
@@ -55,18 +56,18 @@ class CompiledStages:
     step_s: float
 
 
-def compile_stages(plan: Plan, compile_: Compile) -> CompiledStages:
+def compile_stages(plan: Plan, compiler_for: CompilerFor) -> CompiledStages:
     """Returns what the compiler makes of each program of a plan in stages. Raises RHI-AOT-001 where it refuses one."""
     execution, cluster = plan.execution, parse_cluster("\n".join(plan.cluster))
     assert execution is not None, "the plan is in stages"
     step, run_s, temp_bytes, compiler = execution.step, list[float](), list[int](), ""
-    for program in step.programs:
+    for program, mesh in zip(step.programs, program_meshes(step), strict=True):
         module = read_module(execution.modules[program.module].encode(), program.module, make_context())
         set_aliases(entry_function(module), program.donated)
-        compiled = compile_(bytecode(module))
+        compiled = compiler_for(mesh)(bytecode(module))
         compiler, taken_over = compiled.compiler, {output for _, output in program.donated}
         outputs = (one for number, one in enumerate(program.outputs) if number not in taken_over)
-        arrays = sum(local_bytes(one, step.mesh) for one in (*program.inputs, *outputs))
+        arrays = sum(local_bytes(one, mesh) for one in (*program.inputs, *outputs))
         temp_bytes.append(max(0, compiled.peak_bytes - arrays))
         run_s.append(compiled_step(compiled.hlo, cluster, TARGETS[cluster.device.platform], compiled.unseen).step_s)
     compiled_execution = replace(execution, run_s=tuple(run_s), temp_bytes=tuple(temp_bytes))
@@ -175,7 +176,7 @@ class Compiles:
         predicted = plan.predicted
         figures = (predicted.step_s, predicted.largest_peak_bytes)
         try:
-            found = compile_stages(plan, self.compiler_for(plan.mesh))
+            found = compile_stages(plan, self.compiler_for)
         except RhinoError as error:
             self.compiled.append((CompiledPlan(name, LOCALIZED, *figures, None, None, error.what, within), None))
             raise

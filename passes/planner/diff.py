@@ -9,8 +9,8 @@ from typing import Final
 from rhino.ir.graph.elements import DTYPES
 from rhino.ir.plan.changes import donation_changes
 from rhino.ir.plan.instructions import Transfer
+from rhino.ir.plan.pieces import sent_bytes
 from rhino.ir.plan.plan import Cost, Execution, Plan, Sharding, Tensor, common_name, dims_text, folded
-from rhino.ir.plan.step_memory import local_bytes
 from rhino.ir.units import PEAK, format_bytes, format_seconds
 from rhino.passes.planner.module_facts import ROW_LIMITS
 from rhino.passes.planner.plan_rows import collectives_by_task, new_results, total_counts
@@ -100,10 +100,10 @@ def _moved(words: str, then: tuple[int, int], now: tuple[int, int]) -> Iterator[
 
 
 def _transferred(execution: Execution) -> tuple[int, int]:
-    """Returns the number of transfers in a step, and their bytes from a device to a device."""
+    """Returns the number of transfers in a step, and their bytes at the device that has most of each."""
     step = execution.step
     transfers = [one for one in step.instructions if isinstance(one, Transfer)]
-    return len(transfers), sum(local_bytes(step.slots[one.source].layout, step.mesh) for one in transfers)
+    return len(transfers), sum(sent_bytes(step, one) for one in transfers)
 
 
 def _tensors(side: str, a: Plan, b: Plan) -> Iterator[str]:

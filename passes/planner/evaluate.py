@@ -317,7 +317,7 @@ class Evaluator:
 
     def budgets(self, config: PlanConfig) -> tuple[float, ...]:
         """Returns the bytes that a device of each rank may hold [ranks]; of replicas, which hold as much, the least."""
-        own = rank_budgets(self.cluster, prod(config.mesh), config.num_ranks, self.setup.budget_bytes)
+        own = rank_budgets(self.cluster, (prod(config.mesh),) * config.num_ranks, self.setup.budget_bytes)
         return (min(own),) if config.replicas > 1 else own
 
     def fits(self, config: PlanConfig, peak_bytes: Sequence[float]) -> bool:
@@ -329,7 +329,7 @@ class Evaluator:
 
         The step's seconds on one rank, by `target`, divided by that are the least that a pipeline takes.
         """
-        groups, group = rank_groups(self.cluster, prod(config.mesh), config.num_ranks)
+        groups, group = rank_groups(self.cluster, (prod(config.mesh),) * config.num_ranks)
         if groups == (self.cluster,):
             return config.num_ranks
         ratios = [least_time_ratio(group_target(one, target.mesh).model, target.model) for one in groups]

@@ -139,7 +139,7 @@ def _arguments_on_host(plan: Plan) -> list[str]:
     count = sum(any(plan.arguments[piece].memory == HOST for piece in group) for group in groups)
     sizes = [0] * plan.num_ranks
     for one in there:
-        sizes[one.rank] += device_bytes(one, dict(plan.mesh.axes))
+        sizes[one.rank] += device_bytes(one, plan.axes(one.rank))
     what = f"{count} argument{'s' if count != 1 else ''}, {format_bytes(max(sizes))} per device"
     return [f"  host   {what}, in host memory: {format_seconds(host_seconds(plan))} to bring them and take them back"]
 

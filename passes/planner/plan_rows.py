@@ -7,13 +7,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from rhino.ir.cluster.cluster import parse_cluster
-from rhino.ir.cluster.groups import rank_budgets, rank_cluster
+from rhino.ir.cluster.groups import rank_budgets, rank_clusters
 from rhino.ir.graph.collective_stats import EMPTY, CollectiveStats, Count
 from rhino.ir.graph.graph import HOST
 from rhino.ir.mlir.bindings import ir, make_context
 from rhino.ir.plan.instructions import Run, Transfer, rank_of
+from rhino.ir.plan.pieces import sent_bytes
 from rhino.ir.plan.plan import Alternative, Cost, Execution, Plan, Tensor, common_name, device_bytes, folded, host_bytes
-from rhino.ir.plan.step_memory import host_peaks, local_bytes
+from rhino.ir.plan.step_memory import host_peaks
 from rhino.ir.program.collectives import module_stats
 from rhino.ir.units import format_seconds
 from rhino.strategies.cost.cost_model import CostModel
@@ -54,7 +55,7 @@ class ProgramRuns:
 class TransferRow:
     """Transfers from one rank to another: their number, bytes and seconds.
 
-    The bytes go from one device of the source to one device of the target.
+    The bytes are those of the device of either rank that sends or receives most.
     """
 
     source: int
@@ -89,9 +90,8 @@ class RankLimits:
 
 def rank_limits(plan: Plan) -> tuple[RankLimits, ...]:
     """Returns what the devices of each rank of a plan may hold [ranks]."""
-    cluster, size = parse_cluster("\n".join(plan.cluster)), plan.mesh.num_devices
-    budgets = rank_budgets(cluster, size, plan.num_ranks, plan.predicted.budget_bytes)
-    own = [rank_cluster(cluster, size, rank) for rank in range(plan.num_ranks)]
+    cluster, sizes = parse_cluster("\n".join(plan.cluster)), [mesh.num_devices for mesh in plan.meshes]
+    budgets, own = rank_budgets(cluster, sizes, plan.predicted.budget_bytes), rank_clusters(cluster, sizes)
     return tuple(
         [
             RankLimits(int(most), one.name if cluster.groups else "", one.device.host_bytes)
@@ -105,14 +105,17 @@ def in_host_memory(plan: Plan) -> tuple[int, ...]:
 
     An argument there that the caller keeps is there twice, with its next value.
     """
-    mesh, ranks = dict(plan.mesh.axes), range(plan.num_ranks)
+    ranks = range(plan.num_ranks)
     if plan.execution is None:
         waiting = plan.sharding.waiting if plan.sharding else None
-        return (host_bytes(plan.arguments, mesh) + (waiting.num_bytes if waiting else 0),)
+        return (host_bytes(plan.arguments, plan.axes(0)) + (waiting.num_bytes if waiting else 0),)
     kept = [[one for one in plan.arguments if one.is_kept and one.rank == rank] for rank in ranks]
     peaks = host_peaks(plan.execution.step)
     return tuple(
-        [peaks[rank] + host_bytes([replace(one, is_kept=False) for one in kept[rank]], mesh) for rank in ranks]
+        [
+            peaks[rank] + host_bytes([replace(one, is_kept=False) for one in kept[rank]], plan.axes(rank))
+            for rank in ranks
+        ]
     )
 
 
@@ -131,16 +134,15 @@ def host_seconds(plan: Plan) -> float:
     there = [one for one in plan.arguments if one.memory == HOST]
     if not there:
         return 0.0
-    model, mesh = CostModel(parse_cluster("\n".join(plan.cluster)).device, ()), dict(plan.mesh.axes)
+    model = CostModel(parse_cluster("\n".join(plan.cluster)).device, ())
     seconds = [0.0] * plan.num_ranks
     for one in there:
-        seconds[one.rank] += model.visit_s(device_bytes(one, mesh), is_updated=one.alias is not None)
+        seconds[one.rank] += model.visit_s(device_bytes(one, plan.axes(one.rank)), is_updated=one.alias is not None)
     return max(seconds)
 
 
 def alike(plan: Plan, tensors: Iterable[Tensor]) -> list[AlikeTensors]:
     """Returns tensors in groups of those that are alike and placed alike, the largest first."""
-    mesh = dict(plan.mesh.axes)
     groups: dict[tuple[object, ...], list[Tensor]] = {}
     for one in tensors:
         groups.setdefault((folded(one.path), one.words, one.dims, one.rank, one.memory), []).append(one)
@@ -148,7 +150,7 @@ def alike(plan: Plan, tensors: Iterable[Tensor]) -> list[AlikeTensors]:
         AlikeTensors(
             common_name([one.path for one in ones]),
             tuple(ones),
-            sum(device_bytes(one, mesh) for one in ones),
+            sum(device_bytes(one, plan.axes(one.rank)) for one in ones),
         )
         for ones in groups.values()
     ]
@@ -200,9 +202,8 @@ def transfers_of(execution: Execution, simulation: Simulation) -> list[TransferR
     found: dict[tuple[int, int], list[int]] = {}
     for one in step.instructions:
         if isinstance(one, Transfer):
-            source = step.slots[one.source]
-            pair = source.rank, step.slots[one.target].rank
-            found.setdefault(pair, []).append(local_bytes(source.layout, step.mesh))
+            pair = step.slots[one.source].rank, step.slots[one.target].rank
+            found.setdefault(pair, []).append(sent_bytes(step, one))
     seconds = dict.fromkeys(found, 0.0)
     for move in simulation.timeline.moves:
         seconds[move.source_rank, move.target_rank] += move.end_s - move.start_s

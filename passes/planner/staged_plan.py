@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rhino.ir.cluster.cluster import Cluster, load_cluster, mesh_axes
-from rhino.ir.cluster.groups import rank_groups
+from rhino.ir.cluster.cluster import Cluster, link_between, load_cluster
 from rhino.ir.cluster.mesh import Mesh
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.mlir.bindings import func, ir, passmanager
@@ -44,7 +43,7 @@ from rhino.passes.planner.module_facts import (
 from rhino.passes.planner.plan_rows import in_host_memory, rank_limits
 from rhino.passes.registry import PARALLEL, build_named
 from rhino.passes.sharding.choose_shardings import MORE_HOST, ChooseShardings
-from rhino.passes.sharding.planning_pass import group_target, rank_target
+from rhino.passes.sharding.planning_pass import common_target, rank_models
 from rhino.passes.textual_pipelines import build_pass_manager
 from rhino.strategies.choice.sharding_plan import make_plan
 from rhino.strategies.cost.cost_model import CostModel
@@ -133,17 +132,16 @@ def make_staged_plan(
     step = read_staged(staged.operation)
     schedule = find_schedule(options.get("schedule") or DEFAULT)
     order = _order(step, schedule, options)
-    num_ranks = len(order.tasks)
     machine = load_cluster(cluster)
-    outer = mesh_axes(machine, (num_ranks, *step.mesh.shape))[0]
-    modules = program_modules(staged)
-    models = _models(step, machine, order.rank_of)
+    modules, models = program_modules(staged), _models(step, machine, order.rank_of)
+    mesh_of = {part.program: step.meshes[part.stage] for part in step.parts}
     priced = [
-        _price(modules[one.module], one, step.mesh, model) for one, model in zip(step.programs, models, strict=True)
+        _price(modules[one.module], one, mesh_of[number], models[number]) for number, one in enumerate(step.programs)
     ]
     run_s, temp_bytes = tuple(seconds for seconds, _ in priced), tuple(size for _, size in priced)
-    link = Link(outer.link.fixed_s, outer.link.per_s)
     instructions = assemble(step, order, run_s)
+    outer = link_between(machine, [mesh.num_devices for mesh in instructions.meshes])
+    link, num_ranks = Link(outer.fixed_s, outer.per_s), instructions.num_ranks
     simulation = simulate(instructions, Costs(run_s, temp_bytes, equal_links(num_ranks, link)))
     texts = {
         name: str(compiled_form(module, source.function).operation.get_asm(enable_debug_info=False))
@@ -158,8 +156,7 @@ def make_staged_plan(
     plan = Plan(
         source=source,
         cluster=cluster_lines(cluster),
-        mesh=step.mesh,
-        num_ranks=num_ranks,
+        meshes=instructions.meshes,
         num_stages=1 if step.shares else step.num_stages,
         num_micro_batches=step.num_micro_batches,
         schedule=schedule.name if is_pipeline else "",
@@ -193,14 +190,15 @@ def _models(step: StagedStep, cluster: Cluster, rank_of: Sequence[int]) -> list[
     Raises:
         RhinoError: RHI-MESH-001 where the cluster has too few devices.
     """
-    num_ranks = max(rank_of) + 1
-    groups, group = rank_groups(cluster, step.mesh.num_devices, num_ranks)
-    if len(groups) == 1:
-        return [rank_target(cluster, step.mesh, num_ranks).model] * len(step.programs)
-    models = [group_target(one, step.mesh).model for one in groups]
-    ranks = [{rank_of[part.stage] for part in step.parts if part.program == one} for one in range(len(step.programs))]
-    every = rank_target(cluster, step.mesh, num_ranks).model
-    return [models[own.pop()] if len(own := {group[rank] for rank in one}) == 1 else every for one in ranks]
+    mesh_of = dict(zip(rank_of, step.meshes, strict=True))
+    meshes = tuple([mesh_of[rank] for rank in range(max(rank_of) + 1)])
+    models = rank_models(cluster, meshes)
+    found = []
+    for program in range(len(step.programs)):
+        ranks = sorted({rank_of[part.stage] for part in step.parts if part.program == program})
+        own = dict.fromkeys(models[rank] for rank in ranks)
+        found.append(next(iter(own)) if len(own) == 1 else common_target(cluster, mesh_of[ranks[0]], meshes).model)
+    return found
 
 
 def prove_fit(plan: Plan) -> None:

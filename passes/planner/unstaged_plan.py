@@ -106,8 +106,7 @@ def search(
     plan = Plan(
         source=source,
         cluster=cluster_lines(options["cluster"]),
-        mesh=chosen.target.mesh,
-        num_ranks=1,
+        meshes=(chosen.target.mesh,),
         num_stages=1,
         num_micro_batches=int(options.get("num") or 1),
         schedule="",

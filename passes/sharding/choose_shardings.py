@@ -233,7 +233,7 @@ class ChooseShardings(PlanningPass):
         clock.lap("candidates")
         cluster, size = load_cluster(self.cluster), target.mesh.num_devices
         given = parse_size(self.budget) if self.budget else None
-        own = rank_budgets(cluster, size, max(self.ranks, self.side_by_side), given)
+        own = rank_budgets(cluster, (size,) * max(self.ranks, self.side_by_side), given)
         budget = sum(own)
         if self.side_by_side > 1:
             budget = parse_size(self.rows) if self.rows else min(own)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from rhino.ir.cluster.age import stale_now
 from rhino.ir.cluster.cluster import Cluster, default_mesh, load_cluster, mesh_axes, possible_meshes, takes_three_axes
+from rhino.ir.cluster.groups import rank_groups
 from rhino.ir.cluster.hardware import Device
 from rhino.ir.cluster.mesh import Mesh, finer_shapes, mesh_of_shape, parse_mesh
 from rhino.ir.diagnostics import Place, RhinoError
@@ -156,6 +157,32 @@ def rank_target(cluster: Cluster, mesh: Mesh, num_ranks: int, name: str = MESH_N
     _, *axes = mesh_axes(cluster, (num_ranks, *mesh.shape))
     named = tuple(replace(axis, name=own) for axis, own in zip(axes, mesh.names, strict=True))
     return Target(name, mesh, CostModel(cluster.device, named))
+
+
+def common_target(cluster: Cluster, mesh: Mesh, meshes: Sequence[Mesh], name: str = MESH_NAME) -> Target:
+    """Returns the target for a mesh of ranks with `meshes`, whichever of the cluster's devices they have.
+
+    It has the links that it has where all ranks use as many; among unlike ones, where the cluster is full of its like.
+    """
+    count = len(meshes) if len(set(meshes)) == 1 else cluster.num_devices // mesh.num_devices
+    return rank_target(cluster, mesh, max(1, count), name)
+
+
+def rank_models(cluster: Cluster, meshes: Sequence[Mesh]) -> tuple[CostModel, ...]:
+    """Returns the cost model of each rank's devices; of equal ranks it is one object [ranks].
+
+    Raises:
+        RhinoError: RHI-MESH-001 where a mesh is larger than the cluster.
+    """
+    groups, group = rank_groups(cluster, [mesh.num_devices for mesh in meshes])
+    pairs = list(zip(group, meshes, strict=True))
+    models = {
+        (own, mesh): (
+            common_target(cluster, mesh, meshes) if len(groups) == 1 else group_target(groups[own], mesh)
+        ).model
+        for own, mesh in dict.fromkeys(pairs)
+    }
+    return tuple([models[pair] for pair in pairs])
 
 
 def refuse_unknown_host(device: Device, file: str) -> None:

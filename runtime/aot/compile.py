@@ -137,11 +137,11 @@ def _unseen(code: bytes) -> tuple[tuple[int, ...], int]:
     """Returns the bytes of each transfer from host memory and to it, and of all that lies there, for one device."""
     module = ir.Module.parse(code, make_context())
     entry, found = entry_function(module.operation), module_mesh(module.operation)
-    mesh = found[1] if found else ONE_DEVICE
+    name, mesh = found or ("", ONE_DEVICE)
     sizes = {
         side: {
             number: local_bytes(replace(layout, memory=DEVICE), mesh)
-            for number, layout in enumerate(layouts(entry, side, mesh))
+            for number, layout in enumerate(layouts(entry, side, {name: mesh}))
             if layout.memory == HOST
         }
         for side in SIDES

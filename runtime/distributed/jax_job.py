@@ -29,8 +29,8 @@ from rhino.runtime.executor.transport import SocketTransport
 _LONGEST_ADDRESS: Final = 128
 
 
-def deal_devices(num_ranks: int, size: int) -> tuple[jax.Device, ...]:
-    """Returns devices for ranks of `size` each, one rank after another.
+def deal_devices(sizes: Sequence[int]) -> tuple[jax.Device, ...]:
+    """Returns devices for ranks of `sizes` [ranks], one rank after another.
 
     They are JAX's first devices, or in a job the first devices of each process.
 
@@ -38,12 +38,12 @@ def deal_devices(num_ranks: int, size: int) -> tuple[jax.Device, ...]:
         RhinoError: RHI-RUN-004 where there are too few, or fewer ranks than processes.
     """
     if jax.process_count() == 1:
-        return pick_devices(num_ranks * size)
-    team = share_ranks(num_ranks, jax.process_count())
+        return pick_devices(sum(sizes))
+    team = share_ranks(len(sizes), jax.process_count())
     dealt: list[jax.Device] = []
     for process, ranks in enumerate(team.ranks):
         there = [device for device in jax.devices() if device.process_index == process]
-        needed = size * len(ranks)
+        needed = sum(sizes[rank] for rank in ranks)
         if len(there) < needed:
             what = f"{team.name(process)} needs {needed} devices, and has {len(there)}"
             fix = (

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from types import TracebackType
 from typing import Any
 
@@ -31,6 +32,7 @@ from rhino.ir.plan.instructions import (
     project,
     rank_of,
 )
+from rhino.ir.plan.plan import meshes_text
 from rhino.ir.plan.step_memory import memory_of
 from rhino.ir.plan.verify import verify
 from rhino.runtime.executor.binding import Binder, Memory, Observer
@@ -92,9 +94,9 @@ class Executor:
             devices: the ranks of this process, and the devices of each in its mesh's order.
             transport: moves arrays to and from ranks of other processes.
             cache: what has been compiled before.
-            threads: whether each rank of one device is dispatched by a thread of its own. Those of several devices
-                never are: XLA's CPU client launches one program on several devices at a time, so any other order than
-                the list's could wait in a circle.
+            threads: whether each rank is dispatched by a thread of its own, where all have one device. Where some have
+                several, one thread dispatches all: XLA's CPU client launches one program on several devices at a time,
+                so any other order than the list's could wait in a circle.
             recorder: notes what is done; it costs time and memory.
 
         Raises:
@@ -107,7 +109,7 @@ class Executor:
         self.ranks = tuple(sorted(devices))
         self.instructions = project(step, self.ranks)
         self.transport = transport
-        rank_devices = {rank: RankDevices(rank, step.mesh, devices[rank]) for rank in self.ranks}
+        rank_devices = {rank: RankDevices(rank, step.meshes[rank], devices[rank]) for rank in self.ranks}
         runs = [(one.program, rank_of(step, one)) for one in self.instructions if isinstance(one, Run)]
         pairs = list(dict.fromkeys(runs))
         compiled = compile_programs(
@@ -129,9 +131,8 @@ class Executor:
             if step.slots[slot].rank in rank_devices:
                 self._empty[slot] = _constant(number, step.slots[slot].layout, rank_devices[step.slots[slot].rank])
         self.memory = Memory(list(self._empty), [], [], [None] * len(self.instructions))
-        queue_of = {
-            rank: number if threads and step.mesh.num_devices == 1 else 0 for number, rank in enumerate(self.ranks)
-        }
+        threads = threads and all(mesh.num_devices == 1 for mesh in step.meshes)
+        queue_of = {rank: number if threads else 0 for number, rank in enumerate(self.ranks)}
         if recorder is not None:
             recorder.attach(step, self.instructions)
         binder = Binder(step, rank_devices, self.programs, queue_of, transport, self.memory, recorder)
@@ -311,14 +312,14 @@ def devices_of_ranks(
         RhinoError: RHI-RUN-004 where there are too few.
     """
     chosen = range(step.num_ranks) if ranks is None else ranks
-    size = step.mesh.num_devices
-    if len(devices) < size * len(chosen):
-        raise RhinoError(
-            "RHI-RUN-004",
-            f"{len(chosen)} ranks with a mesh of {step.mesh} need {size * len(chosen)} devices, not {len(devices)}",
-            fix="give more devices, or plan for fewer",
-        )
-    return {rank: tuple(devices[size * i : size * (i + 1)]) for i, rank in enumerate(chosen)}
+    meshes = [step.meshes[rank] for rank in chosen]
+    ends = list(accumulate(mesh.num_devices for mesh in meshes))
+    if len(devices) < ends[-1]:
+        what = f"{len(chosen)} ranks of {meshes_text(meshes)} need {ends[-1]} devices, not {len(devices)}"
+        raise RhinoError("RHI-RUN-004", what, fix="give more devices, or plan for fewer")
+    return {
+        rank: tuple(devices[end - mesh.num_devices : end]) for rank, mesh, end in zip(chosen, meshes, ends, strict=True)
+    }
 
 
 def describe(step: Step, one: Local) -> str:

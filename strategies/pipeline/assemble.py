@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
+from rhino.ir.cluster.mesh import Mesh
 from rhino.ir.plan.instructions import (
     Feed,
     Fetch,
@@ -64,7 +65,15 @@ def assemble(staged: StagedStep, order: Order, seconds: Sequence[float] = ()) ->
     kept = frozenset(assembly.kept).union([slot for slot, _ in constants])
     programs = _donating(staged.programs, assembly.instructions, kept)
     instructions = _with_frees(programs, assembly.instructions, frozenset([slot for slot, _ in constants]))
-    return Step(staged.mesh, len(order.tasks), programs, tuple(assembly.slots), instructions, constants)
+    return Step(_meshes(staged, order), programs, tuple(assembly.slots), instructions, constants)
+
+
+def _meshes(staged: StagedStep, order: Order) -> tuple[Mesh, ...]:
+    """Returns the mesh of each rank, which all its stages have."""
+    found = dict(zip(order.rank_of, staged.meshes, strict=True))
+    own = tuple([found[rank] for rank in range(len(order.tasks))])
+    assert staged.meshes == tuple([own[rank] for rank in order.rank_of]), "the stages of a rank have its mesh"
+    return own
 
 
 @dataclass(slots=True, eq=False)
@@ -78,7 +87,7 @@ class _Assembly:
     instructions: list[Global] = field(default_factory=list)
     constants: dict[tuple[int, int], int] = field(default_factory=dict)
     kept: list[int] = field(default_factory=list)
-    layouts: dict[str, Layout] = field(init=False)
+    layouts: dict[tuple[int, str], Layout] = field(init=False)
     each: frozenset[str] = field(init=False)
     updates_left: dict[str, int] = field(init=False)
     wanted: dict[_Key, dict[int, int]] = field(init=False)
@@ -90,7 +99,7 @@ class _Assembly:
     def __post_init__(self) -> None:
         once = [name for part in self.staged.parts if part.phase in ONCE for name in part.gives]
         often = [name for part in self.staged.parts if part.phase not in ONCE for name in part.gives]
-        self.layouts = _layouts(self.staged)
+        self.layouts = _layouts(self.staged, self.order)
         self.each = frozenset(often).difference(once)
         self.updates_left = {name: self.staged.num_micro_batches for name in often if name not in self.each}
         self.wanted = self.first_readers()
@@ -190,14 +199,26 @@ class _Assembly:
         at = (rank, launch.micro_batch)
         if at not in self.constants:
             self.constants[at] = len(self.slots)
-            self.slots.append(Slot(rank, self.layouts[MICRO_BATCH]))
+            self.slots.append(Slot(rank, self.layouts[rank, MICRO_BATCH]))
         return self.constants[at]
 
     def new_slot(self, rank: int, key: _Key) -> int:
         """A slot that holds a value from now on."""
         self.where[rank, key] = len(self.slots)
-        self.slots.append(Slot(rank, self.layouts[key[0]]))
+        self.slots.append(Slot(rank, self.layout(rank, key[0])))
         return self.where[rank, key]
+
+    def layout(self, rank: int, name: str) -> Layout:
+        """How a value lies on a rank.
+
+        Where no part of the rank reads or gives an argument, it lies as the result that it becomes, or as it is
+        declared.
+        """
+        if (rank, name) in self.layouts:
+            return self.layouts[rank, name]
+        argument = next(one for one in self.staged.arguments if one.name == name)
+        becomes = self.staged.results[argument.becomes] if argument.becomes is not None else name
+        return self.layouts.get((rank, becomes), argument.layout)
 
     def hand_on(self, slot: int, key: _Key) -> None:
         """Moves a value to each other rank that reads it, now or when it may."""
@@ -214,18 +235,13 @@ class _Assembly:
         self.waiting[rank] = [one for one in self.waiting[rank] if one[0] > self.num_runs[rank]]
 
 
-def _layouts(staged: StagedStep) -> dict[str, Layout]:
-    """Each value's layout: an argument's own, or that of the output that gives it.
-
-    The number of the micro-batch has the layout in which it is read.
-    """
-    layouts = {argument.name: argument.layout for argument in staged.arguments}
+def _layouts(staged: StagedStep, order: Order) -> dict[tuple[int, str], Layout]:
+    """The layout that each value has on each rank whose parts read it or give it; these agree."""
+    layouts = dict[tuple[int, str], Layout]()
     for part in staged.parts:
-        program = staged.programs[part.program]
-        layouts |= dict(zip(part.gives, program.outputs, strict=True))
-        layouts |= {
-            name: layout for name, layout in zip(part.reads, program.inputs, strict=True) if name == MICRO_BATCH
-        }
+        program, rank = staged.programs[part.program], order.rank_of[part.stage]
+        layouts |= {(rank, name): layout for name, layout in zip(part.reads, program.inputs, strict=True)}
+        layouts |= {(rank, name): layout for name, layout in zip(part.gives, program.outputs, strict=True)}
     return layouts
 
 

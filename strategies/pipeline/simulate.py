@@ -12,7 +12,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from rhino.ir.plan.instructions import Feed, Fetch, Free, Run, Step, Transfer
-from rhino.ir.plan.step_memory import RankMemory, local_bytes, memory_of
+from rhino.ir.plan.pieces import sent_bytes
+from rhino.ir.plan.step_memory import RankMemory, memory_of
 from rhino.ir.plan.timeline import Span, Timeline, TransferSpan
 
 
@@ -78,7 +79,7 @@ def simulate(step: Step, costs: Costs) -> Simulation:
                 ranks = (step.slots[source].rank, step.slots[target].rank)
                 start_s = max(ready_s[source], link_free_s[ranks])
                 link = costs.links[ranks[0]][ranks[1]]
-                end_s = start_s + link.latency_s + local_bytes(step.slots[source].layout, step.mesh) / link.bytes_per_s
+                end_s = start_s + link.latency_s + sent_bytes(step, one) / link.bytes_per_s
                 link_free_s[ranks] = ready_s[target] = end_s
                 moves.append(TransferSpan(uid, *ranks, start_s, end_s))
             case Feed(target=target):

@@ -167,7 +167,7 @@ def pipelined(
     results = ("loss", *(f"new{s}" for s in range(num_stages)))
     parts = parts_of(num_stages, SCHEDULES[schedule].splits_backward)
     staged = StagedStep(
-        mesh_of_shape((num_devices,)), num_stages, num_micro_batches, programs, parts, arguments, results
+        (mesh_of_shape((num_devices,)),) * num_stages, num_micro_batches, programs, parts, arguments, results
     )
     step = assemble(staged, make_order(schedule, Pipeline(num_stages, num_micro_batches, chunks)))
     random = np.random.default_rng(0)

@@ -26,7 +26,7 @@ TRANSPORTS = {"transfer": SocketTransport, "stream": StreamTransport}
 def main(address: str, process: int, folder: Path) -> int:
     given = pickle.loads((folder / "run.pickle").read_bytes())
     step, team = given["step"], given["team"]
-    request_host_devices(step.mesh.num_devices * len(team.ranks[process]), os.environ)
+    request_host_devices(sum(step.meshes[rank].num_devices for rank in team.ranks[process]), os.environ)
     job = join(address, process, team, heartbeat_s=given["heartbeat_s"])
     transport = TRANSPORTS[given["transport"]](job, team.process_of)
     arguments = list(given["arguments"])

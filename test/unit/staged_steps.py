@@ -62,7 +62,7 @@ class Builder:
 
     def step(self, num_stages, num_micro_batches):
         programs, parts, arguments = tuple(self.programs), tuple(self.parts), tuple(self.arguments)
-        return StagedStep(MESH, num_stages, num_micro_batches, programs, parts, arguments, tuple(self.results))
+        return StagedStep((MESH,) * num_stages, num_micro_batches, programs, parts, arguments, tuple(self.results))
 
 
 def chain(num_stages, num_micro_batches, split=False, fused=False):

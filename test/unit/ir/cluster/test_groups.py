@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 
 from rhino.ir.cluster.cluster import cluster_to_text, default_mesh, load_cluster, mesh_axes, parse_cluster
-from rhino.ir.cluster.groups import joined, largest_memory, rank_budgets, rank_cluster, rank_groups
+from rhino.ir.cluster.groups import joined, largest_memory, rank_budgets, rank_clusters, rank_groups
 from rhino.ir.cluster.presets import JOINED
 from rhino.ir.diagnostics import RhinoError
 
@@ -60,17 +60,18 @@ def test_groups_of_one_preset_are_told_apart(names):
 def test_a_rank_has_the_figures_of_the_group_that_it_lies_in():
     cluster = load_cluster("v100x8+p100x8")
     large, small = cluster.groups
-    assert [rank_cluster(cluster, 4, rank).name for rank in range(4)] == ["v100x8"] * 2 + ["p100x8"] * 2
-    assert rank_cluster(cluster, 16, 0) is cluster
-    assert rank_groups(cluster, 8, 2) == ((large, small), (0, 1))
-    assert rank_groups(large, 4, 2) == ((large,), (0, 0))
+    assert [one.name for one in rank_clusters(cluster, (4,) * 4)] == ["v100x8"] * 2 + ["p100x8"] * 2
+    assert rank_clusters(cluster, (16,)) == (cluster,)
+    assert rank_clusters(cluster, (4, 6, 2, 4)) == (large, cluster, small, small)
+    assert rank_groups(cluster, (8, 8)) == ((large, small), (0, 1))
+    assert rank_groups(large, (4, 4)) == ((large,), (0, 0))
     whole, half = large.device.usable_hbm_bytes, small.device.usable_hbm_bytes
     assert largest_memory(cluster) == whole
-    assert rank_budgets(cluster, 8, 2) == (whole, half)
-    assert rank_budgets(cluster, 8, 2, half / 2) == (half / 2, half / 2)
-    assert rank_budgets(cluster, 8, 2, 2 * whole) == (whole, half)  # no device has more than it has
-    assert rank_budgets(cluster, 16, 1) == (half,)
-    assert rank_budgets(large, 4, 2, 2 * whole) == (2 * whole, 2 * whole)  # the user's word on equal devices
+    assert rank_budgets(cluster, (8, 8)) == (whole, half)
+    assert rank_budgets(cluster, (8, 8), half / 2) == (half / 2, half / 2)
+    assert rank_budgets(cluster, (8, 8), 2 * whole) == (whole, half)  # no device has more than it has
+    assert rank_budgets(cluster, (16,)) == (half,)
+    assert rank_budgets(large, (4, 4), 2 * whole) == (2 * whole, 2 * whole)  # the user's word on equal devices
 
 
 def test_groups_of_unlike_levels_are_units_of_their_greatest_common_divisor():
@@ -127,4 +128,4 @@ def test_groups_are_told_by_their_order():
     network = load_cluster("v100x8x2").levels[0]
     for pair in product((one, other), repeat=2):
         found = joined("pair", "two machines", pair, network)
-        assert [rank_cluster(found, 8, rank).device for rank in range(2)] == [each.device for each in pair]
+        assert [one.device for one in rank_clusters(found, (8, 8))] == [each.device for each in pair]

@@ -53,8 +53,7 @@ module {
 ROWS = Layout((4, 2), "f32", (("x",), ()))
 MESH = Mesh((("x", 2),))
 STEP = Step(
-    mesh=MESH,
-    num_ranks=2,
+    meshes=(MESH, MESH),
     programs=(StepProgram("f", "f", (ROWS, Layout((), "i32", ())), (ROWS,), ((0, 0),)),),
     slots=(Slot(0, ROWS), Slot(0, Layout((), "i32", ())), Slot(0, ROWS), Slot(1, ROWS)),
     instructions=(
@@ -69,8 +68,7 @@ STEP = Step(
 PLAN = Plan(
     source=Source("f.mlir", "0", "", {"stablehlo.add": 1}),
     cluster=cluster_lines("cpu8"),
-    mesh=MESH,
-    num_ranks=2,
+    meshes=(MESH, MESH),
     num_stages=2,
     num_micro_batches=1,
     schedule="1f1b",
@@ -404,7 +402,7 @@ def one_program() -> Plan:
     """A plan that is one file."""
     sharding = Sharding("annotated", 0.0, 0.0, (), (), Memory(1, 0, "", ((0, 0),), ()), Annotations((), ()))
     argument, result = replace(PLAN.arguments[0], rank=0), replace(PLAN.results[0], rank=0)
-    one = replace(PLAN, num_ranks=1, num_stages=1, schedule="", execution=None, sharding=sharding)
+    one = replace(PLAN, meshes=(MESH,), num_stages=1, schedule="", execution=None, sharding=sharding)
     return replace(one, arguments=(argument,), results=(result,), predicted=Predicted(0.1, 0.0, (96,), 10**9, (0,)))
 
 

@@ -174,7 +174,7 @@ def ping():
         Fetch(4, 0),
         Fetch(5, 1),
     )
-    return Step(MESH, 2, programs, slots, instructions)
+    return Step((MESH, MESH), programs, slots, instructions)
 
 
 def at(number, *new):

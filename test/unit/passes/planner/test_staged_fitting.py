@@ -47,7 +47,7 @@ def _attempt(rows: float, peak: int, step_s: float) -> Attempt[str]:
     predicted = Predicted(step_s, 0.0, (peak, peak), _BUDGET, (0, 0))
     cluster = cluster_to_text(load_cluster("cpu2")).splitlines()
     mesh = mesh_of_shape((1,))
-    plan: Any = SimpleNamespace(predicted=predicted, num_ranks=2, mesh=mesh, cluster=cluster, shares=())
+    plan: Any = SimpleNamespace(predicted=predicted, num_ranks=2, meshes=(mesh, mesh), cluster=cluster, shares=())
     remarks = Remarks()
     choice: Any = SimpleNamespace(answer=SimpleNamespace(peak_bytes=2 * rows))
     remarks.results[ShardingChoice] = replace(_CHOICE, answer=choice.answer)

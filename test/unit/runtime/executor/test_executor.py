@@ -402,8 +402,7 @@ def naps(times_s: list[float]) -> tuple[Step, dict[str, str], list[np.ndarray]]:
             out.append(Transfer(rank, result, len(slots) - 1))
     out += [Fetch(len(slots) - 1, 0), Free(tuple(range(len(slots) - 1)))]
     step = Step(
-        mesh_of_shape((1,)),
-        len(times_s),
+        (mesh_of_shape((1,)),) * len(times_s),
         (StepProgram("nap", "nap", (number, square), (square,)),),
         tuple(slots),
         tuple(out),

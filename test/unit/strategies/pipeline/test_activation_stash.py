@@ -140,7 +140,7 @@ def test_programs_hand_on_what_estimates_say(cut):
             for name in back.reads
             if name in given and name in {*forward.gives, *forward.reads} and "sum" not in name
         ]
-        assert sum(local_bytes(layouts[name], step.mesh) for name in crossing) == expected
+        assert sum(local_bytes(layouts[name], step.meshes[0]) for name in crossing) == expected
 
 
 def test_a_mask_is_kept_and_not_the_random_bits_or_the_numbers_that_it_is_made_of(cut):

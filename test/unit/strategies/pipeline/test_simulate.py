@@ -216,7 +216,7 @@ def test_memory_by_counting(seed):
         step = assemble(staged, order)
         for rank, memory in enumerate(memory_of(step)):
             sizes = [
-                sum(local_bytes(step.slots[slot].layout, step.mesh) for slot in live_slots(step, at, rank))
+                sum(local_bytes(step.slots[slot].layout, step.mesh_of(slot)) for slot in live_slots(step, at, rank))
                 for at in range(len(step.instructions))
             ]
             assert memory.peak_bytes == max(sizes)
