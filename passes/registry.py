@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Final
 
-from rhino.ir.cluster.cluster import load_cluster
+from rhino.ir.cluster.cluster import Cluster, link_between, load_cluster
 from rhino.ir.cluster.groups import largest_memory
-from rhino.ir.cluster.mesh import mesh_of_shape, parse_mesh
+from rhino.ir.cluster.mesh import Mesh, mesh_of_shape, parse_meshes
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.program.replicas import parse_replicas
 from rhino.ir.units import parse_size
@@ -29,6 +29,7 @@ from rhino.passes.pipeline.part_statistics import num_statistics_parts
 from rhino.passes.pipeline.parted_statistics import PartedStatistics
 from rhino.passes.pipeline.pipeline_stages import PipelineStages
 from rhino.passes.pipeline.rematerialize import Rematerialize, parse_remat
+from rhino.passes.pipeline.shard_ranks import ShardRanks
 from rhino.passes.pipeline.split_replicas import SplitReplicas
 from rhino.passes.pipeline.split_scans import SplitScans
 from rhino.passes.pipeline.split_stages import SplitStages
@@ -40,6 +41,7 @@ from rhino.passes.sharding.op_rules import OpRules
 from rhino.passes.sharding.pack_collectives import PackCollectives
 from rhino.passes.sharding.pin import PinShardings
 from rhino.passes.sharding.strip import Strip
+from rhino.strategies.pipeline.schedules import Pipeline, make_order
 
 PASSES: Final[tuple[type[Pass], ...]] = (
     MixedPrecision,
@@ -63,6 +65,7 @@ PASSES: Final[tuple[type[Pass], ...]] = (
     PipelineStages,
     Rematerialize,
     AnnotateSegments,
+    ShardRanks,
     SplitReplicas,
     SplitScans,
     SplitStages,
@@ -205,7 +208,8 @@ def _auto_parallel(options: Mapping[str, str]) -> tuple[Item, ...]:
     cluster = load_cluster(stages.cluster)
     replicas = parse_replicas(options["replicas"]).count if options.get("replicas") else 1
     num_ranks = choose.ranks if "ranks" in options else max(1, stages.stages, replicas)
-    rank = parse_mesh(choose.mesh) if choose.mesh else mesh_of_shape((max(1, cluster.num_devices // num_ranks),))
+    meshes = parse_meshes(choose.mesh) if choose.mesh else ()
+    rank = meshes[0] if meshes else mesh_of_shape((max(1, cluster.num_devices // num_ranks),))
     budget = parse_size(choose.budget) if choose.budget else largest_memory(cluster)
     # Shardings are chosen for the whole step, which has the memory of all ranks. What each device holds in the end is
     # proven for the list of instructions.
@@ -236,6 +240,12 @@ def _auto_parallel(options: Mapping[str, str]) -> tuple[Item, ...]:
     )
     assert isinstance(micro, MicroBatch)
     shard = shard if rank.num_devices > 1 or choose.offload else ()  # of one device, for what lies in host memory
+    on_ranks: tuple[Item, ...] = ()
+    if len(meshes) > 1:
+        own = ChooseShardings(*(getattr(choose, one.name) for one in fields(ChooseShardings)))
+        inner = ("func.func(sdy-populate-op-sharding-rules)", pin, own, "func.func(sdy-drop-sharding-rules)")
+        on_ranks = (ShardRanks(_meshes_of_stages(meshes, stages, num_ranks, cluster), stages.cluster, inner),)
+        shard = (Normalize(), *on_ranks)
     divide: tuple[Item, ...] = (
         rules,  # Before the batch is followed through them.
         *_parted_first(parted, options),
@@ -258,8 +268,24 @@ def _auto_parallel(options: Mapping[str, str]) -> tuple[Item, ...]:
         *begin,
         *shard,
         stages,  # After the search, which need not know of stages: work and bytes are those of a device, as sharded.
+        *on_ranks,  # Again, for the cut says what crosses between unlike meshes.
         split,  # Last: it makes functions, one a program.
     )
+
+
+def _meshes_of_stages(meshes: Sequence[Mesh], stages: PipelineStages, num_ranks: int, cluster: Cluster) -> str:
+    """Returns the mesh of each stage, of the meshes of ranks.
+
+    Raises:
+        RhinoError: RHI-STAGE-001 where they are not as many as ranks, RHI-MESH-001 where the cluster has too few
+            devices, RHI-SCHED-001 for the schedule.
+    """
+    if len(meshes) != num_ranks:
+        what = f"{len(meshes)} meshes were given for {num_ranks} rank{'s' if num_ranks != 1 else ''}"
+        raise RhinoError("RHI-STAGE-001", what, fix="give one mesh for all ranks, or one for each, as 2x2;2;2")
+    link_between(cluster, [mesh.num_devices for mesh in meshes])
+    order = make_order(stages.schedule, Pipeline(stages.stages, num_ranks, stages.stages // num_ranks))
+    return ";".join(str(meshes[rank]) for rank in order.rank_of)
 
 
 def _localize(options: Mapping[str, str]) -> tuple[Item, ...]:
@@ -297,8 +323,8 @@ PIPELINES: Final[dict[str, NamedPipeline]] = {
             ),
             "mesh": (
                 "",
-                "mesh sizes of one rank, as 8, 2x4 or x=2,y=4; empty takes one axis of as many devices as each rank "
-                "has",
+                "mesh sizes of one rank, as 8, 2x4 or x=2,y=4, or those of each rank, as 2x2;2;2; empty takes one axis "
+                "of as many devices as each rank has",
             ),
             "budget": ("", f"{_OF_DEVICE}; stages are cut so that what they hold fits it"),
             "ranks": ("", "the number of ranks; empty is one for each stage"),

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from rhino.ir.cluster.cluster import preset_names
-from rhino.ir.cluster.mesh import parse_mesh
+from rhino.ir.cluster.mesh import parse_meshes
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.program.replicas import parse_replicas
 from rhino.ir.request.constraints import parse_forbid, parse_pad, parse_pin, parse_role, parse_scope
@@ -119,7 +119,7 @@ def parse_command_line(argv: Sequence[str]) -> argparse.Namespace:
     if unknown:
         raise _unknown(unknown[0], names)
     if options.mesh not in (None, AUTO):
-        parse_mesh(options.mesh)
+        parse_meshes(options.mesh)
     if options.budget is not None:
         parse_size(options.budget)
     if options.amp is not None:

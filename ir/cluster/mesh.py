@@ -84,6 +84,15 @@ def parse_mesh(text: str) -> Mesh:
     return Mesh(axes)
 
 
+def parse_meshes(text: str) -> tuple[Mesh, ...]:
+    """Returns the meshes written one after the other with ; between, as "2x2;2;2".
+
+    Raises:
+        RhinoError: RHI-CLI-001 where one of them is none.
+    """
+    return tuple(map(parse_mesh, text.split(";")))
+
+
 def _named_axes(text: str, compact: str) -> tuple[tuple[str, int], ...]:
     matches = [_NAMED.fullmatch(part) for part in compact.split(",")]
     pairs = [(match[1], match[2]) for match in matches if match]

@@ -151,9 +151,9 @@ def without_axis(mesh_name: str, axis: str, rank: int) -> ir.Attribute:
     return _attribute(mesh_name, [((), True)] * rank, (axis,), ())
 
 
-def open_attribute(mesh_name: str, rank: int) -> ir.Attribute:
-    """Returns the `#sdy.sharding` that leaves every dim open."""
-    return _attribute(mesh_name, [((), True)] * rank, (), ())
+def open_attribute(mesh_name: str, rank: int, partial: Sequence[str] = ()) -> ir.Attribute:
+    """Returns the `#sdy.sharding` that leaves every dim open, of a sum over the axes `partial`."""
+    return _attribute(mesh_name, [((), True)] * rank, (), partial)
 
 
 def both(first: ir.Attribute, second: ir.Attribute, target: NamedMesh, tensor: NamedTensor) -> ir.Attribute | None:

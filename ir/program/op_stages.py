@@ -28,6 +28,11 @@ def stage_of(op: ir.Operation) -> int | None:
     return _number_of(op, STAGE)
 
 
+def is_cut(module: ir.Operation) -> bool:
+    """Says whether the ops of a module say in which stages they are."""
+    return NUM_STAGES in module.attributes
+
+
 def latest_stage_of(op: ir.Operation, virtual: VirtualStages) -> int | None:
     """Returns the virtual stage of an op; of one that runs after the micro-batches, the last on its stage."""
     stage = stage_of(op)

@@ -16,6 +16,7 @@ from rhino.ir.mlir.bindings import make_context
 from rhino.ir.mlir.reader import read_module
 from rhino.ir.mlir.refusals import refuse_unrunnable
 from rhino.ir.plan.files import STEP, load_plan, program_file
+from rhino.ir.plan.instructions import program_meshes
 from rhino.ir.plan.plan import Plan
 from rhino.ir.plan.verify import verify_plan
 from rhino.ir.program.program_signature import check_signature
@@ -31,9 +32,9 @@ def load_proven_plan(path: Path) -> Plan:
         verify_plan(plan, execution)
     except RhinoError as error:
         raise replace(error, place=Place(str(path / STEP))) from None
-    for program in execution.step.programs:
+    for program, mesh in zip(execution.step.programs, program_meshes(execution.step), strict=True):
         file = str(path / program_file(program.module))
         module = read_module(execution.modules[program.module].encode(), file, make_context())
         refuse_unrunnable(module, file)
-        check_signature(program, module, plan.mesh, file)
+        check_signature(program, module, mesh, file)
     return plan

@@ -127,7 +127,7 @@ def read_staged(module: ir.Operation) -> StagedStep:
     step = functions.pop(STEP)
     numbers = {name: number for number, name in enumerate(functions)}
     parts = [_part(entries(one), numbers) for one in ir.ArrayAttr(module.attributes[PARTS])]
-    own = [meshes[name] if name else ONE_DEVICE for name in stage_meshes(module)]
+    own = [meshes[name] if name else ONE_DEVICE for name in stage_mesh_names(module)]
     return StagedStep(
         meshes=tuple(own),
         num_micro_batches=_int(module.attributes[MICRO_BATCHES]),
@@ -148,7 +148,7 @@ def read_staged(module: ir.Operation) -> StagedStep:
     )
 
 
-def stage_meshes(module: ir.Operation) -> list[str]:
+def stage_mesh_names(module: ir.Operation) -> list[str]:
     """Returns the name of each stage's mesh, which is empty where the module has none [stages]."""
     if STAGE_MESHES in module.attributes:
         return [_text(name) for name in ir.ArrayAttr(module.attributes[STAGE_MESHES])]
@@ -158,7 +158,7 @@ def stage_meshes(module: ir.Operation) -> list[str]:
 
 def function_meshes(module: ir.Operation) -> dict[str, str]:
     """Returns the name of the mesh of each program of a module in stages, by the program's name."""
-    meshes = stage_meshes(module)
+    meshes = stage_mesh_names(module)
     parts = [entries(one) for one in ir.ArrayAttr(module.attributes[PARTS])]
     return {str(ir.FlatSymbolRefAttr(one["program"]).value): meshes[_int(one["stage"])] for one in parts}
 

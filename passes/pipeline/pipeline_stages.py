@@ -27,8 +27,9 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from rhino.ir.arrays import Bools, Floats
-from rhino.ir.cluster.cluster import Cluster, load_cluster, mesh_axes
+from rhino.ir.cluster.cluster import Cluster, link_between, load_cluster
 from rhino.ir.cluster.groups import rank_budgets
+from rhino.ir.cluster.mesh import parse_meshes
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.graph.graph import Graph
 from rhino.ir.mlir.bindings import ir
@@ -55,6 +56,7 @@ from rhino.passes.pipeline.sharded_step import (
     rank_mesh,
     sharded_figures,
     unlike_devices,
+    unlike_ranks,
 )
 from rhino.passes.sharding.planning_pass import DEFAULT_CLUSTER
 from rhino.passes.unsharded import UNSHARDED_ERRORS, unsharded_program
@@ -113,6 +115,7 @@ class PipelineStages(Pass):
     budget: str = opt(
         "", "bytes per device that parameters, sums and saved activations may take, as 16GiB; empty sets no limit"
     )
+    mesh: str = opt("", "the meshes of ranks, as 2x2;2;2, where they are unlike; one says nothing")
     stage_rows: str = opt("", "bytes per device that stages may be estimated to hold, in place of the budget")
 
     def run(self, module: ir.Operation, remarks: Remarks) -> None:
@@ -147,14 +150,22 @@ class PipelineStages(Pass):
         self, program: Program, module: ir.Operation, cluster: Cluster, count: int, rank_of: Sequence[int]
     ) -> Staging:
         """Returns the problem of `count` micro-batches and stages on the ranks `rank_of` [stages]."""
-        loop, ranks = accumulation_loop(program), num_ranks(module, cluster, self.stages)
+        loop, mesh = accumulation_loop(program), rank_mesh(module)
+        ranks = num_ranks(module, cluster, self.stages)
+        meshes = (mesh,) * ranks
+        is_unlike = ";" in self.mesh
+        if is_unlike:
+            meshes = parse_meshes(self.mesh)
+            ranks = max(1, cluster.num_devices // mesh.num_devices)
         seconds, plan, model = sharded_figures(program, module, cluster, ranks)
         parts = parts_of(program.graph, loop, seconds)
         value_bytes = local_bytes(plan)
         handing = Handing(program.graph, parts, value_bytes * program.graph.copies(), runs_alone(plan))
         # The last stage's forward and backward passes are one program.
         apart = split_backward_cost(plan, model, handing) if self.stages > 1 else None
-        link = mesh_axes(cluster, (ranks, cluster.num_devices // ranks))[0].link if ranks > 1 else None
+        sizes = [own.num_devices for own in meshes]
+        apart_by = sizes if is_unlike else [cluster.num_devices // ranks] * ranks
+        link = link_between(cluster, apart_by) if len(meshes) > 1 else None
         body, after = (
             [program.ops[one] for one in np.flatnonzero(part).tolist()] for part in (parts.body, parts.apply)
         )
@@ -168,12 +179,13 @@ class PipelineStages(Pass):
         }
         pins = {**self._marked(program, parts), **pins}
         _check_range(program, pins, parts.apply, self.stages)
-        mesh, rank_of = rank_mesh(module), [min(rank, ranks - 1) for rank in rank_of]
+        rank_of = [min(rank, len(meshes) - 1) for rank in rank_of]
         budgets: list[float] | None = None
         if self.budget and self.stages > 1:  # of one, the proof of the plan decides, more exactly than rows
             allowed = parse_size(self.stage_rows or self.budget) / parse_size(self.budget)
-            own = rank_budgets(cluster, (mesh.num_devices,) * ranks, parse_size(self.budget))
-            budgets = [own[rank] * allowed for rank in rank_of]
+            most = rank_budgets(cluster, sizes, parse_size(self.budget))
+            # What values take is known of the mesh that is shown; others divide it among so many more devices.
+            budgets = [most[rank] * allowed * sizes[rank] / mesh.num_devices for rank in rank_of]
         staging = make_staging(
             program.graph,
             parts,
@@ -185,7 +197,9 @@ class PipelineStages(Pass):
             link,
             handing,
             apart,
-            unlike_devices(plan, cluster, mesh, rank_of, seconds),
+            unlike_ranks(module, program.file, cluster, meshes, rank_of, seconds)
+            if is_unlike
+            else unlike_devices(plan, cluster, mesh, rank_of, seconds),
         )
         working = int(np.count_nonzero(staging.problem.work))
         if not working:

@@ -11,10 +11,12 @@ from rhino.ir.cluster.groups import rank_groups
 from rhino.ir.cluster.mesh import Mesh, mesh_of_shape
 from rhino.ir.graph.graph import Loop
 from rhino.ir.mlir.bindings import ir
+from rhino.ir.mlir.reader import entry_function
 from rhino.ir.mlir.shardings import module_mesh
-from rhino.ir.program.program import Program
+from rhino.ir.program.program import Program, read_program
+from rhino.passes.pipeline.mesh_views import has_views, show
 from rhino.passes.sharding.localize import annotated_plan
-from rhino.passes.sharding.planning_pass import group_target, rank_target
+from rhino.passes.sharding.planning_pass import group_target, rank_models, rank_target
 from rhino.strategies.choice.sharding_plan import ShardingPlan
 from rhino.strategies.choice.sharding_plan_costs import op_seconds, states_of
 from rhino.strategies.cost.cost_model import CostModel
@@ -77,6 +79,32 @@ def unlike_devices(
         choice = Builder(graph=plan.graph, model=group_target(one, mesh).model, is_part=True).costs()
         works.append(op_seconds(choice, states_of(choice, plan)))
     return UnlikeDevices(tuple([group[rank] for rank in rank_of]), time_ratios(works, seconds))
+
+
+def unlike_ranks(
+    module: ir.Operation, file: str, cluster: Cluster, meshes: Sequence[Mesh], rank_of: Sequence[int], seconds: Floats
+) -> UnlikeDevices:
+    """Returns how the devices of stages differ that are on ranks of unlike meshes.
+
+    Shapes: the step takes `seconds` [ops] on a device of the mesh that is shown, or where it is not sharded yet on one
+    device; `meshes` are those of the ranks, and stages are on ranks `rank_of`.
+
+    Raises:
+        RhinoError: RHI-LOCAL-001 an op cannot run between the shardings around it.
+    """
+    of_rank = list(zip(rank_models(cluster, meshes), meshes, strict=True))
+    kinds = list(dict.fromkeys(of_rank))
+    group, works = tuple([kinds.index(of_rank[rank]) for rank in rank_of]), list[Floats]()
+    for number, (model, mesh) in enumerate(kinds):
+        if not has_views(module):
+            works.append(seconds / mesh.num_devices)
+            continue
+        show(module, group.index(number))
+        plan = sharded_plan(read_program(entry_function(module, file), mesh, file), module)
+        choice = Builder(graph=plan.graph, model=model, is_part=True).costs()
+        works.append(op_seconds(choice, states_of(choice, plan)))
+    show(module, 0)
+    return UnlikeDevices(group, time_ratios(works, seconds))
 
 
 def micro_batch_seconds(

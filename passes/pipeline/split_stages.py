@@ -60,6 +60,7 @@ from rhino.ir.program.staged_module import (
     write_staged,
 )
 from rhino.passes.base import Pass, Remarks, opt
+from rhino.passes.pipeline.mesh_views import alike_stages, drop_views, has_views, show
 from rhino.passes.pipeline.one_stage import make_one_program
 from rhino.passes.pipeline.partial_accumulation import keep_sums_apart
 from rhino.passes.pipeline.sharded_step import sharded_plan
@@ -99,7 +100,8 @@ class SplitStages(Pass):
         accumulation = read_accumulation(entry_function(module, remarks.file), remarks.file)
         refuse_misplaced(accumulation.body, accumulation.after, remarks.file)
         num_stages = _num_stages(module, accumulation)
-        keep_sums_apart(accumulation, num_stages)
+        if not has_views(module):  # each of their meshes stores a sum in its own way
+            keep_sums_apart(accumulation, num_stages)
         del accumulation  # as rules come and go, ops are others
         _mark_repeated(module, num_stages, remarks)
         entry = entry_function(module, remarks.file)
@@ -111,6 +113,7 @@ class SplitStages(Pass):
         declare_step(entry, splitter.names)
         del splitter, accumulation, drafts
         entry.operation.erase()
+        drop_views(module)
         write_staged(module, share_equal(module, parts), num_stages, num_micro_batches, results)
 
 
@@ -142,17 +145,15 @@ class Splitter:
     file: str
 
     def __post_init__(self) -> None:
-        program, loop = self.program, self.program.loop
+        program = self.program
         self.num_stages = _num_stages(self.module, program)
         self.virtual = VirtualStages(self.num_stages)
         self.names = argument_names(program.entry)
-        self.argument_attributes = boundary_attributes(program.entry, "arg")
-        self.carried_shardings = list(ir.ArrayAttr(loop.attributes[CARRIED])) if CARRIED in loop.attributes else []
+        self._read_shardings()
         self.home: dict[AnyValue, Draft] = {}
         """The draft that gives each value of the body and after it, unless it is free."""
         self.setups = [Draft("setup", stage, f"setup_{stage}") for stage in range(self.num_stages)]
         self.spread = _spread(program)
-        self.result_attributes = boundary_attributes(program.entry, "res")
         self.given_as: dict[str, ir.Attribute | None] = {}
         """The shardings of results that leave in another than their value is stored in."""
         self.result_names: list[str] = []
@@ -162,6 +163,17 @@ class Splitter:
         }
         """What the backward pass of its stage makes again."""
         self.before: set[AnyValue] = {result for op in program.before for result in op.results}
+
+    def show(self, stage: int) -> None:
+        """Shows the shardings of a stage's mesh, where stages are on unlike ones."""
+        if show(self.module, stage):
+            self._read_shardings()
+
+    def _read_shardings(self) -> None:
+        entry, loop = self.program.entry, self.program.loop
+        self.argument_attributes = boundary_attributes(entry, "arg")
+        self.result_attributes = boundary_attributes(entry, "res")
+        self.carried_shardings = list(ir.ArrayAttr(loop.attributes[CARRIED])) if CARRIED in loop.attributes else []
 
     # Which op goes where
 
@@ -295,6 +307,11 @@ class Splitter:
                 self.put(op, half)
             yield half
 
+    def maker(self, value: AnyValue) -> Draft | None:
+        """Returns the draft that gives a value which others read: of a sum, that which accumulates it."""
+        number = carried_number(value, self.program.loop)
+        return self.home.get(value if number is None else self.program.following[number])
+
     def home_of(self, op: ir.Operation) -> Draft | None:
         """Returns the draft that an op is in."""
         return self.home.get(op.results[0]) if op.results else None
@@ -396,6 +413,7 @@ class Splitter:
             kept = outside(returned, self.program.loop, self.program.carried)
             value = returned if kept is None else kept
             source = self.home.get(value) or (self.setups[0] if value in self.before else None)
+            self.show(source.stage if source is not None else 0)
             requested = self.result_attributes[number].get(SHARDING)
             moved = requested is not None and requested != self.sharding_of(value)
             if moved or (source is None and value in self.program.free):
@@ -457,6 +475,7 @@ class Writer:
     def part(self) -> StagedPart:
         """Writes the function, and returns what it is of the step."""
         draft = self.draft
+        self.splitter.show(draft.stage)
         for op in draft.ops:
             self.clone(op)
         returned = [self.value(value) for value in draft.gives.values()]
@@ -559,17 +578,35 @@ class Writer:
 
 def _mark_repeated(module: ir.Operation, num_stages: int, remarks: Remarks) -> None:
     """Marks the ops that the backward pass of their stage does again."""
-    with unsharded_program(module, remarks) as program:
-        loop = accumulation_loop(program)
-        plan = sharded_plan(program, module)
-        found = [virtual_stage_of(op) for op in program.ops]
-        stage = np.array([OPEN if virtual is None else virtual for virtual in found])
-        virtual_stages = VirtualStages(num_stages)
-        parts = parts_of(program.graph, loop, np.zeros(program.graph.num_ops))
-        handing = Handing(program.graph, parts, local_bytes(plan), runs_alone(plan))
-        for forward in range(num_stages - 1):
-            for value in sorted(handing.between(stage, forward, virtual_stages.opposite(forward)).again):
-                program.ops[int(program.graph.value_op[value])].attributes[REPEATED] = ir.UnitAttr.get()
+    virtual_stages = VirtualStages(num_stages)
+    for alike in alike_stages(module, num_stages):
+        show(module, alike[0])
+        with unsharded_program(module, remarks) as program:
+            loop = accumulation_loop(program)
+            plan = sharded_plan(program, module)
+            found = [virtual_stage_of(op) for op in program.ops]
+            stage = np.array([OPEN if virtual is None else virtual for virtual in found])
+            parts = parts_of(program.graph, loop, np.zeros(program.graph.num_ops))
+            handing = Handing(program.graph, parts, local_bytes(plan), runs_alone(plan))
+            for forward in (one for one in alike if one < num_stages - 1):
+                for value in sorted(handing.between(stage, forward, virtual_stages.opposite(forward)).again):
+                    program.ops[int(program.graph.value_op[value])].attributes[REPEATED] = ir.UnitAttr.get()
+
+
+def crossing_values(module: ir.Operation, file: str) -> dict[AnyValue, set[int]]:
+    """Returns the values of a step that is cut which go from stage to stage, with the stages of all that is there.
+
+    Raises:
+        RhinoError: RHI-SPLIT-001 and RHI-SPLIT-002 where it cannot be split.
+    """
+    splitter = Splitter(module, read_accumulation(entry_function(module, file), file), file)
+    found: dict[AnyValue, set[int]] = {}
+    for draft in splitter.drafts(split_backward=False):
+        for value in (source for op in draft.ops for one in reads_of(op) for source in splitter.made_of(one, draft)):
+            home = splitter.maker(value)
+            if home is not None and home.stage != draft.stage:
+                found.setdefault(value, {home.stage}).add(draft.stage)
+    return found
 
 
 def _spread(program: Accumulation) -> set[AnyValue]:

@@ -8,6 +8,7 @@ read: receiving waits.
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
 import socket
 import struct
@@ -18,9 +19,8 @@ from typing import ClassVar, Final
 import jax
 import numpy as np
 
-from rhino.ir.plan.instructions import Layout
-from rhino.runtime.executor.rank_program import RankDevices, dtype_of
-from rhino.runtime.executor.transport import Job, Peers, Receive, Send, parts_of, wire_uid
+from rhino.runtime.executor.moves import Parts, Taking
+from rhino.runtime.executor.transport import Job, Peers, Receive, Send, wire_uid
 
 _HEAD: Final = struct.Struct("!QQ")
 """A transfer's name and the bytes that follow."""
@@ -72,24 +72,21 @@ class StreamTransport:
         """Returns the number of the next step."""
         return self._peers.job.begin_step()
 
-    def sender(self, uid: int, peer: int, layout: Layout) -> Send:
+    def sender(self, uid: int, peer: int, cut: Callable[[jax.Array], Parts]) -> Send:
         """Returns what leaves an array to the thread that writes to the peer's process."""
         outbox = self._connect(self._peers.process(peer))
-        return lambda step, array: outbox.put((wire_uid(step, uid), parts_of(array)))
+        return lambda step, array: outbox.put((wire_uid(step, uid), cut(array)))
 
-    def receiver(self, uid: int, peer: int, target: RankDevices, layout: Layout) -> Receive:
+    def receiver(self, uid: int, peer: int, taking: Taking) -> Receive:
         """Returns what waits for the parts of an array and places them."""
-        shape, dtype, handler = (
-            target.placement(layout).shard_shape(layout.shape),
-            dtype_of(layout),
-            target.handler(layout),
-        )
-        devices = list(target.devices)
+        ends = np.cumsum([math.prod(shape) for shape in taking.shapes])[:-1]
+        devices = list(taking.devices)
 
         def receive(step: int) -> jax.Array:
-            parts = np.frombuffer(self._inbox.take(wire_uid(step, uid)), dtype).reshape(len(devices), *shape)
+            parts = np.split(np.frombuffer(self._inbox.take(wire_uid(step, uid)), taking.dtype), ends)
+            shaped = [part.reshape(shape) for part, shape in zip(parts, taking.shapes, strict=True)]
             with jax.enable_x64(True):  # else 64-bit values would be narrowed
-                return handler(jax.device_put(list(parts), devices, may_alias=False))
+                return taking.join(jax.device_put(shaped, devices, may_alias=False))
 
         return receive
 

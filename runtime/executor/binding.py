@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Any, Protocol, TypeAlias, assert_never
+from typing import Any, Protocol, TypeAlias, TypeVar, assert_never
 
 import jax
 
@@ -30,15 +30,18 @@ from rhino.ir.plan.instructions import (
     Run,
     Send,
     Step,
+    Transfer,
     rank_of,
     reads,
     writes,
 )
 from rhino.runtime.executor.executable import same_placement
+from rhino.runtime.executor.moves import Move, bind_giving, bind_taking
 from rhino.runtime.executor.rank_program import RankDevices, RankProgram, dtype_of
 from rhino.runtime.executor.transport import Transport, bind_copy
 
 Action: TypeAlias = Callable[[], None]
+Bound = TypeVar("Bound")
 Take: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
 
 
@@ -102,6 +105,8 @@ class Binder:
     transport: Transport | None
     memory: Memory
     recorder: Observer | None = None
+    bound: dict[object, Any] = field(default_factory=dict)
+    """What was compiled for moves that are alike."""
 
     def bind(self, instructions: Sequence[Local], *, checked: bool) -> tuple[list[DispatchQueue], list[threading.Lock]]:
         """Returns the queues of a list, and the locks that they wait at.
@@ -155,6 +160,23 @@ class Binder:
     def _layout(self, slot: int) -> Layout:
         return self.step.slots[slot].layout
 
+    def _bound(self, bind: Callable[..., Bound], move: Move, *ranks: RankDevices) -> Bound:
+        """What `bind` makes of a move between these ranks, once for all that are alike."""
+        key = bind, move, *(one.rank for one in ranks)
+        if key not in self.bound:
+            self.bound[key] = bind(move, *ranks)
+        found: Bound = self.bound[key]
+        return found
+
+    def _move(self, source: int, target: int) -> Move:
+        step = self.step
+        return Move(self._layout(source), step.mesh_of(source), self._layout(target), step.mesh_of(target))
+
+    def _move_of(self, uid: int) -> Move:
+        """The move that a transfer is, which this process has one side of."""
+        one = next(one for one in self.step.instructions if isinstance(one, Transfer) and one.uid == uid)
+        return self._move(one.source, one.target)
+
     def _target(self, slot: int) -> RankDevices:
         return self.ranks[self.step.slots[slot].rank]
 
@@ -164,14 +186,16 @@ class Binder:
             case Run():
                 return self._run(place, one, checked=checked)
             case Copy(_, source, target):
-                copy = bind_copy(self._target(target), self._layout(source))
+                copy = self._bound(bind_copy, self._move(source, target), self._target(source), self._target(target))
 
                 def action() -> None:
                     slots[target] = copy(slots[source])
 
                 return _then(self._check(source), action) if checked else action
             case Send(uid, source, peer):
-                send = self._transport.sender(uid, peer, self._layout(source))
+                send = self._transport.sender(
+                    uid, peer, self._bound(bind_giving, self._move_of(uid), self._target(source))
+                )
 
                 def action() -> None:
                     send(memory.step, slots[source])
@@ -242,7 +266,9 @@ class Binder:
 
     def _receive(self, one: Receive) -> Action:
         memory, slots, target = self.memory, self.memory.slots, one.target
-        receive = self._transport.receiver(one.uid, one.peer, self._target(target), self._layout(target))
+        receive = self._transport.receiver(
+            one.uid, one.peer, self._bound(bind_taking, self._move_of(one.uid), self._target(target))
+        )
 
         def action() -> None:
             slots[target] = receive(memory.step)

@@ -1,8 +1,7 @@
 """How an array comes from one rank to another: by a copy inside a process, or through a transport between processes.
 
-Both sides hold an array of one layout, so part i goes to device i; nothing is resharded on the way. On the wire a
-transfer is known by the number of the step and its own number within the step, packed in 63 bits: no two transfers of a
-job have the same.
+What parts are sent, and what is made of them, `rhino.runtime.executor.moves` says. On the wire a transfer is known by
+the number of the step and its own number within the step, packed in 63 bits: no two transfers of a job have the same.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from jax.experimental import transfer
 from jaxlib import xla_client
 
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.plan.instructions import Layout
-from rhino.runtime.executor.rank_program import RankDevices, dtype_of
+from rhino.runtime.executor.moves import Move, Parts, Taking, bind_giving, bind_taking
+from rhino.runtime.executor.rank_program import RankDevices
 
 UID_BITS: Final = 24
 _STEP_BITS: Final = 63 - UID_BITS
@@ -37,16 +36,22 @@ def wire_uid(step: int, uid: int) -> int:
     return step << UID_BITS | uid
 
 
-def bind_copy(target: RankDevices, layout: Layout) -> Callable[[jax.Array], jax.Array]:
-    """Returns a function that copies an array of `layout` to another rank of this process.
+def bind_copy(move: Move, source: RankDevices, target: RankDevices) -> Callable[[jax.Array], jax.Array]:
+    """Returns a function that copies an array to another rank of this process.
 
     It does not wait for the array to be computed.
     """
-    devices = [xla_client.DeviceList(target.devices)]
-    shardings = [target.placement(layout)]
-    semantics = [xla_client.ArrayCopySemantics.ALWAYS_COPY]
     copy = xla_client.batched_copy_array_to_devices_with_sharding
-    return lambda array: copy([array], devices, shardings, semantics)[0]
+    if not move.pieces():
+        devices = [xla_client.DeviceList(target.devices)]
+        shardings = [target.placement(move.target)]
+        semantics = [xla_client.ArrayCopySemantics.ALWAYS_COPY]
+        return lambda array: copy([array], devices, shardings, semantics)[0]
+    cut, taking = bind_giving(move, source), bind_taking(move, target)
+    each = [xla_client.DeviceList((device,)) for device in taking.devices]
+    single = [jax.sharding.SingleDeviceSharding(device) for device in taking.devices]
+    always = [xla_client.ArrayCopySemantics.ALWAYS_COPY] * len(each)
+    return lambda array: taking.join(copy(cut(array), each, single, always))
 
 
 class Job(Protocol):
@@ -89,13 +94,13 @@ class Transport(Protocol):
     def next_step(self) -> int:
         """Returns the number of the next step."""
 
-    def sender(self, uid: int, peer: int, layout: Layout) -> Send:
-        """Returns what gives the array of transfer `uid` to rank `peer`; it never waits.
+    def sender(self, uid: int, peer: int, cut: Callable[[jax.Array], Parts]) -> Send:
+        """Returns what gives the array of transfer `uid`, cut into parts, to rank `peer`; it never waits.
 
         Connects to the peer's process if it is new.
         """
 
-    def receiver(self, uid: int, peer: int, target: RankDevices, layout: Layout) -> Receive:
+    def receiver(self, uid: int, peer: int, taking: Taking) -> Receive:
         """Returns what takes the array of transfer `uid` from rank `peer`.
 
         Connects to the peer's process if it is new.
@@ -149,22 +154,20 @@ class SocketTransport:
         """Returns the number of the next step."""
         return self._peers.job.begin_step()
 
-    def sender(self, uid: int, peer: int, layout: Layout) -> Send:
+    def sender(self, uid: int, peer: int, cut: Callable[[jax.Array], Parts]) -> Send:
         """Returns what offers the parts of an array to whoever asks for them by the transfer's name."""
         self._connect(self._peers.process(peer))
         offer = self._server.await_pull
-        return lambda step, array: offer(wire_uid(step, uid), parts_of(array))
+        return lambda step, array: offer(wire_uid(step, uid), cut(array))
 
-    def receiver(self, uid: int, peer: int, target: RankDevices, layout: Layout) -> Receive:
+    def receiver(self, uid: int, peer: int, taking: Taking) -> Receive:
         """Returns what asks for the parts, and gives an array of them before they are there."""
         pull = self._connect(self._peers.process(peer)).pull
-        shape = target.placement(layout).shard_shape(layout.shape)
         wanted = [
-            jax.ShapeDtypeStruct(shape, dtype_of(layout), sharding=jax.sharding.SingleDeviceSharding(device))
-            for device in target.devices
+            jax.ShapeDtypeStruct(shape, taking.dtype, sharding=jax.sharding.SingleDeviceSharding(device))
+            for shape, device in zip(taking.shapes, taking.devices, strict=True)
         ]
-        handler = target.handler(layout)
-        return lambda step: handler(pull(wire_uid(step, uid), wanted))
+        return lambda step: taking.join(pull(wire_uid(step, uid), wanted))
 
     def explain(self) -> None:
         """Waits for the job's verdict."""
@@ -180,8 +183,3 @@ class SocketTransport:
         if process not in self._connections:
             self._connections[process] = self._server.connect(self._peers.job.lookup(f"transfer-server/{process}"))
         return self._connections[process]
-
-
-def parts_of(array: jax.Array) -> list[jax.Array]:
-    """Returns what each device holds of an array, in the order of its mesh."""
-    return [shard.data for shard in array.addressable_shards]

@@ -356,10 +356,10 @@ class TestTransports:
             def next_step(self):
                 return 0
 
-            def sender(self, uid, peer, layout):
+            def sender(self, uid, peer, cut):
                 return lambda step, array: None
 
-            def receiver(self, uid, peer, target, layout):
+            def receiver(self, uid, peer, taking):
                 def receive(step):
                     raise ConnectionError("the line is dead")
 
