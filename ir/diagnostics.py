@@ -95,6 +95,7 @@ IDS: Final[dict[str, tuple[ExitCode, str]]] = {
     "RHI-STAGE-004": (ExitCode.DOES_NOT_FIT, "no cut into stages is predicted to fit the memory budget"),
     "RHI-STAGE-005": (ExitCode.DOES_NOT_FIT, "the search ran out of steps before it found stages"),
     "RHI-STAGE-006": (ExitCode.BAD_INPUT, "no loop over layers runs as often as its pieces say"),
+    "RHI-STAGE-007": (ExitCode.USAGE, "ranks of unlike meshes are requested where they must be alike"),
     "RHI-SCHED-001": (ExitCode.USAGE, "unknown schedule, or one that does not support this pipeline"),
     "RHI-SCHED-002": (ExitCode.BAD_INPUT, "the order of a schedule deadlocks"),
     "RHI-STEP-001": (ExitCode.BAD_INPUT, "an instruction refers to a rank, program, slot or input that does not exist"),

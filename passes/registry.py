@@ -9,7 +9,7 @@ from typing import Final
 
 from rhino.ir.cluster.cluster import Cluster, link_between, load_cluster
 from rhino.ir.cluster.groups import largest_memory
-from rhino.ir.cluster.mesh import Mesh, mesh_of_shape, parse_meshes
+from rhino.ir.cluster.mesh import Mesh, mesh_of_shape, option_of_meshes, parse_meshes
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.program.replicas import parse_replicas
 from rhino.ir.units import parse_size
@@ -214,7 +214,11 @@ def _auto_parallel(options: Mapping[str, str]) -> tuple[Item, ...]:
     # Shardings are chosen for the whole step, which has the memory of all ranks. What each device holds in the end is
     # proven for the list of instructions.
     choose = replace(choose, mesh=str(rank), ranks=num_ranks)
+    of_stages = _meshes_of_stages(meshes, stages, num_ranks, cluster) if len(meshes) > 1 else ()
     if options.get("replicas"):
+        if len(set(meshes)) > 1:
+            what = f"replicas run the same programs, and {option_of_meshes(meshes)} are unlike meshes"
+            raise RhinoError("RHI-STAGE-007", what, fix="give one mesh")
         return (
             Normalize(),  # As below.
             *((amp,) if "amp" in options else ()),
@@ -241,10 +245,10 @@ def _auto_parallel(options: Mapping[str, str]) -> tuple[Item, ...]:
     assert isinstance(micro, MicroBatch)
     shard = shard if rank.num_devices > 1 or choose.offload else ()  # of one device, for what lies in host memory
     on_ranks: tuple[Item, ...] = ()
-    if len(meshes) > 1:
+    if len(set(of_stages)) > 1:
         own = ChooseShardings(*(getattr(choose, one.name) for one in fields(ChooseShardings)))
         inner = ("func.func(sdy-populate-op-sharding-rules)", pin, own, "func.func(sdy-drop-sharding-rules)")
-        on_ranks = (ShardRanks(_meshes_of_stages(meshes, stages, num_ranks, cluster), stages.cluster, inner),)
+        on_ranks = (ShardRanks(option_of_meshes(of_stages), stages.cluster, inner),)
         shard = (Normalize(), *on_ranks)
     divide: tuple[Item, ...] = (
         rules,  # Before the batch is followed through them.
@@ -273,7 +277,9 @@ def _auto_parallel(options: Mapping[str, str]) -> tuple[Item, ...]:
     )
 
 
-def _meshes_of_stages(meshes: Sequence[Mesh], stages: PipelineStages, num_ranks: int, cluster: Cluster) -> str:
+def _meshes_of_stages(
+    meshes: Sequence[Mesh], stages: PipelineStages, num_ranks: int, cluster: Cluster
+) -> tuple[Mesh, ...]:
     """Returns the mesh of each stage, of the meshes of ranks.
 
     Raises:
@@ -285,7 +291,7 @@ def _meshes_of_stages(meshes: Sequence[Mesh], stages: PipelineStages, num_ranks:
         raise RhinoError("RHI-STAGE-001", what, fix="give one mesh for all ranks, or one for each, as 2x2;2;2")
     link_between(cluster, [mesh.num_devices for mesh in meshes])
     order = make_order(stages.schedule, Pipeline(stages.stages, num_ranks, stages.stages // num_ranks))
-    return ";".join(str(meshes[rank]) for rank in order.rank_of)
+    return tuple([meshes[rank] for rank in order.rank_of])
 
 
 def _localize(options: Mapping[str, str]) -> tuple[Item, ...]:

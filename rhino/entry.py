@@ -122,7 +122,7 @@ def _staying(traced: Traced, request: PlanOptions, before: Entry, pieces: Pieces
         and not (one.padded or one.viewed)
         and leaf.sharding.is_equivalent_to(sharding, leaf.ndim)
     )
-    return replace(request, mesh=facts.mesh, searches_mesh=False).with_pins(pins) if pins else None
+    return replace(request, meshes=facts.meshes, searches_mesh=False).with_pins(pins) if pins else None
 
 
 def _planned_first(requests: Sequence[PlanOptions], traced: Traced, kept: Plan | None) -> Planned:
@@ -201,7 +201,7 @@ def _settled(request: PlanOptions, devices: tuple[jax.Device, ...] | None) -> Pl
     count = len(there)
     hosts = {int(name.removeprefix("cpu")): name for name in PRESETS if name.startswith("cpu")}
     cluster = next((hosts[size] for size in sorted(hosts) if size >= count), None)
-    has_mesh = request.mesh is not None or request.searches_mesh
+    has_mesh = bool(request.meshes) or request.searches_mesh
     takes_cluster = request.is_open and not has_mesh  # what is left open is on all of the cluster
     if cluster is None or (takes_cluster and count not in hosts and request.stages is None):
         raise RhinoError(
@@ -209,4 +209,4 @@ def _settled(request: PlanOptions, devices: tuple[jax.Device, ...] | None) -> Pl
         )
     if has_mesh or (takes_cluster and count in hosts):
         return replace(request, cluster=cluster)
-    return replace(request, cluster=cluster, mesh=mesh_of_shape((count // request.num_ranks,)), shared=count)
+    return replace(request, cluster=cluster, meshes=(mesh_of_shape((count // request.num_ranks,)),), shared=count)

@@ -15,7 +15,7 @@ import jax
 from rhino.call import CallShape, Key, Pieces, kind_name, shapes_of
 from rhino.entry import CallOptions, Entry, make_entry
 from rhino.ir.cluster.cluster import parse_cluster
-from rhino.ir.cluster.mesh import parse_mesh
+from rhino.ir.cluster.mesh import parse_meshes
 from rhino.ir.diagnostics import ExitCode, RhinoError
 from rhino.ir.plan.plan import AUTOTUNE, SHARD
 from rhino.ir.plan.plan import Plan as PlanFacts
@@ -351,8 +351,10 @@ def parallelize(
             fix="give remat=1 - K in place of recompute=K",
         )
     text = _mesh_text(mesh)
-    named = parse_mesh(text) if text and text != AUTO else None
-    other_mesh = text and plan is not None and (named is None or named.axes != plan.axes)
+    named = parse_meshes(text) if text and text != AUTO else ()
+    other_mesh = (
+        text and plan is not None and named * (plan.facts.num_ranks if len(named) == 1 else 1) != plan.facts.meshes
+    )
     given = [
         name
         for name, one in (("mesh", other_mesh), ("pins", pins), ("forbid", forbid), ("axis_roles", axis_roles))
@@ -399,7 +401,7 @@ def parallelize(
     num_stages = count("stages", stages)
     plan_options = PlanOptions(
         cluster="" if cluster is None else path_of("cluster", cluster),
-        mesh=named,
+        meshes=named,
         searches_mesh=text == AUTO,
         budget_bytes=budget_bytes(budget),
         level=level,
@@ -464,7 +466,7 @@ def _mesh_text(mesh: MeshLike | None) -> str:
         return ""
     if isinstance(mesh, str):
         if mesh != AUTO:
-            parse_mesh(mesh)  # raises for what is none
+            parse_meshes(mesh)  # raises for what is none
         return mesh
     if not isinstance(mesh, jax.sharding.Mesh | jax.sharding.AbstractMesh):
         raise RhinoError(

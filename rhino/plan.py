@@ -22,7 +22,7 @@ from rhino.ir.mlir.bindings import ir
 from rhino.ir.plan.files import save_plan
 from rhino.ir.plan.leaves import leaf_groups
 from rhino.ir.plan.plan import Plan as PlanFacts
-from rhino.ir.plan.plan import Tensor, dims_between_calls
+from rhino.ir.plan.plan import Tensor, dims_between_calls, meshes_text
 from rhino.ir.program.proven_plan import load_proven_plan
 from rhino.ir.request.patterns import dotted, matches, nearest
 from rhino.keywords import fixed_in_python, path_of, text_of
@@ -83,7 +83,13 @@ class Plan:
 
     @property
     def axes(self) -> tuple[tuple[str, int], ...]:
-        """The axes of the mesh (in stages, of a rank's), with their sizes."""
+        """The axes of the mesh (in stages, of a rank's), with their sizes.
+
+        Raises RHI-JAX-009 where ranks have unlike meshes.
+        """
+        if len(set(self.facts.meshes)) > 1:
+            what = f"the ranks of the plan of {self.function} have unlike {meshes_text(self.facts.meshes)}"
+            raise RhinoError("RHI-JAX-009", what, fix="ask plan.meshes")
         return self.facts.mesh.axes
 
     @property
@@ -190,7 +196,7 @@ class Plan:
         Raises:
             RhinoError: RHI-PIN-002 where no argument has such a name.
         """
-        return {one.path: partition_spec(one, dict(self.axes)) for one in self._arguments(name)}
+        return {one.path: partition_spec(one, self.facts.axes(one.rank)) for one in self._arguments(name)}
 
     def rank_of(self, name: str = "*") -> dict[str, int]:
         """Returns the rank on which each argument with a name like `name` is; 0 for all in one program.

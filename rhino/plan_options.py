@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from rhino.ir.cluster.mesh import Mesh
+from rhino.ir.cluster.mesh import Mesh, option_of_meshes
 from rhino.ir.plan.plan import AUTOTUNE, SHARD, Request
 from rhino.ir.program.replicas import parse_replicas
 from rhino.passes.planner.module_facts import Sides
@@ -27,13 +27,13 @@ LEVEL: Final = max(LEVELS)
 class PlanOptions:
     """The request of a user: a `PlanRequest` whose cluster may be open and whose pinned tensors are not known yet.
 
-    An open cluster is empty. `mesh` is a stage's share of `shared` devices; where `shared` is 0, the user gave the
-    mesh. `aot` is "compare" or "memory" where the target's compiler judges plans, of which it compiles `compiles` at
-    most.
+    An open cluster is empty. `meshes` are as a `PlanRequest` has them; where `shared` is not 0, nobody gave one, and it
+    is a stage's share of so many devices. `aot` is "compare" or "memory" where the target's compiler judges plans, of
+    which it compiles `compiles` at most.
     """
 
     cluster: str = ""
-    mesh: Mesh | None = None
+    meshes: tuple[Mesh, ...] = ()
     searches_mesh: bool = False
     budget_bytes: int | None = None
     level: int = LEVEL
@@ -59,9 +59,14 @@ class PlanOptions:
     compiles: int = MOST_COMPILES
 
     @property
+    def mesh(self) -> Mesh | None:
+        """The mesh that all ranks are to have; None where it is open, or each is to have its own."""
+        return self.meshes[0] if len(set(self.meshes)) == 1 else None
+
+    @property
     def is_open(self) -> bool:
         """Whether stages, micro-batches or the mesh of a pipeline are to be searched for."""
-        if self.stages is not None and self.micro_batches is not None and self.mesh is not None:
+        if self.stages is not None and self.micro_batches is not None and self.meshes:
             return False
         return self.search == AUTOTUNE or (self.is_staged and (self.micro_batches is None or self.searches_mesh))
 
@@ -82,7 +87,7 @@ class PlanOptions:
 
     def asked(self) -> Request:
         """Returns what a plan keeps of the request."""
-        mesh = AUTO if self.searches_mesh else str(self.mesh) if self.mesh and not self.shared else ""
+        mesh = AUTO if self.searches_mesh else "" if self.shared else option_of_meshes(self.meshes)
         found = Request(
             self.search, mesh, self.stages, self.micro_batches, self.schedule, self.remat, self.budget_bytes
         )
@@ -111,7 +116,7 @@ class PlanOptions:
         return PlanRequest(
             cluster=self.cluster,
             budget_bytes=self.budget_bytes or budget_of(self.cluster),
-            mesh=self.mesh,
+            meshes=self.meshes,
             searches_mesh=self.searches_mesh,
             stages=self.stages,
             replicas=self.replicas,

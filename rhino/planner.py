@@ -135,7 +135,7 @@ def _planned(traced: Traced, options: PlanOptions) -> Planned:
     if options.stages is None and not options.replicas and (count := _marked(traced)) > 1:
         options = replace(options, stages=count)
         if options.shared:
-            options = replace(options, mesh=mesh_of_shape((max(1, options.shared // options.num_ranks),)))
+            options = replace(options, meshes=(mesh_of_shape((max(1, options.shared // options.num_ranks),)),))
     if options.is_open or options.is_staged:
         refuse_pads({"pad": "; ".join(options.pad), "constraints": options.constraints})
     is_parted = num_statistics_parts(options.batch_statistics) > 0

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, TextIO
 
-from rhino.ir.cluster.mesh import parse_mesh
+from rhino.ir.cluster.mesh import parse_meshes
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.manual import bytecode
 from rhino.ir.plan.plan import AUTOTUNE, SHARD, Plan, Request
@@ -121,7 +121,7 @@ def request_of(options: Namespace, given: dict[str, str]) -> PlanRequest:
     return PlanRequest(
         cluster=cluster,
         budget_bytes=budget_of(cluster, options.budget),
-        mesh=parse_mesh(options.mesh) if options.mesh and not searches_mesh else None,
+        meshes=parse_meshes(options.mesh) if options.mesh and not searches_mesh else (),
         searches_mesh=searches_mesh,
         stages=options.stages,
         replicas=options.replicas or "",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -91,6 +92,11 @@ def parse_meshes(text: str) -> tuple[Mesh, ...]:
         RhinoError: RHI-CLI-001 where one of them is none.
     """
     return tuple(map(parse_mesh, text.split(";")))
+
+
+def option_of_meshes(meshes: Sequence[Mesh]) -> str:
+    """Returns the text that `parse_meshes` reads as these meshes; empty where there are none."""
+    return ";".join(map(str, meshes))
 
 
 def _named_axes(text: str, compact: str) -> tuple[tuple[str, int], ...]:

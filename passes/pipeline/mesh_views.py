@@ -1,14 +1,14 @@
 """One step sharded on several meshes: its stages are on ranks of unlike meshes, and each is to take its own shardings.
 
 The shardings of all meshes stand on the module at the same time: on each op, argument and result as a list in
-`rhino.mesh_views`, one dictionary of attributes for each mesh, and one of them is shown, as the attributes themselves.
-So whatever reads a sharded module reads it for the mesh that is shown. `rhino.stage_meshes` names the mesh of each
-stage.
+`rhino.mesh_views`, one dictionary of attributes for each mesh and one for what was there before. One of them is shown,
+as the attributes themselves. So whatever reads a sharded module reads it for the mesh that is shown.
+`rhino.stage_meshes` names the mesh of each stage.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from rhino.ir.mlir.bindings import func, ir, sdy
@@ -21,7 +21,7 @@ from rhino.ir.program.staged_module import STAGE_MESHES, stage_mesh_names
 from rhino.passes.sharding.choose_shardings import STRATEGY
 
 VIEWS: Final = "rhino.mesh_views"
-"""On an op, argument or result: its attributes on each mesh."""
+"""On an op, argument or result: its attributes on each mesh, and those before the step was sharded."""
 
 _SHOWN: Final = (SHARDING, CARRIED, STRATEGY)
 """What is shown of one mesh at a time."""
@@ -37,19 +37,21 @@ def write_views(module: ir.Operation, sharded: Sequence[ir.Operation], stages: S
 
     `stages` has the name of each stage's mesh [stages].
     """
-    entry, others = entry_function(module), [entry_function(one) for one in sharded]
+    before = as_on(module, "")
+    others = [entry_function(one) for one in (*sharded, before)]
+    entry = entry_function(module)
     for one in [op for op in _mesh_ops(module) if has_views(module) and op.sym_name.value in _names(module)]:
         one.operation.erase()
     for mesh in reversed([_mesh_op(one) for one in sharded]):
         mesh.clone(ip=ir.InsertionPoint.at_block_begin(module.regions[0].blocks[0]))
     for op, *copies in zip(walk(entry.operation), *(walk(one.operation) for one in others), strict=True):
         assert all(copy.name == op.name for copy in copies), "sharding a step changes attributes alone"
-        found = [{name: copy.attributes[name] for name in _SHOWN if name in copy.attributes} for copy in copies]
+        found = [_shown(copy.attributes) for copy in copies]
         if any(found):
             op.attributes[VIEWS] = _listed(found)
     for side in SIDES:
         every = zip(*(boundary_attributes(one, side) for one in others), strict=True)
-        views = [_listed([{SHARDING: one[SHARDING]} for one in own]) for own in every]
+        views = [_listed([_shown(one) for one in own]) for own in every]
         present = boundary_attributes(entry, side)
         set_boundary_attributes(entry, side, [{**old, VIEWS: one} for old, one in zip(present, views, strict=True)])
     module.attributes[STAGE_MESHES] = ir.ArrayAttr.get([ir.StringAttr.get(name) for name in stages])
@@ -63,7 +65,7 @@ def as_on(module: ir.Operation, name: str) -> ir.Operation:
         if name:
             _show_mesh(copy, name)
         else:
-            _clear(copy)
+            _show(copy, -1)
         drop_views(copy)
         for op in list(_mesh_ops(copy)):
             if op.sym_name.value != name and op.sym_name.value in _names(copy):
@@ -124,40 +126,35 @@ def _show_mesh(module: ir.Operation, name: str) -> None:
 
 
 def _show(module: ir.Operation, number: int) -> None:
+    """Shows the attributes of the mesh of this number, or with -1 those that were there before."""
     entry = entry_function(module)
     for op in walk(entry.operation):
         if VIEWS in op.attributes:
-            _replace(op, entries(ir.ArrayAttr(op.attributes[VIEWS])[number]))
+            shown = _view(op.attributes[VIEWS], number)
+            for name in _SHOWN:
+                if name in shown:
+                    op.attributes[name] = shown[name]
+                elif name in op.attributes:
+                    del op.attributes[name]
     for side in SIDES:
         given = boundary_attributes(entry, side)
-        shown = [{**one, **entries(ir.ArrayAttr(one[VIEWS])[number])} for one in given]
-        set_boundary_attributes(entry, side, shown)
+        kept = [{name: own for name, own in one.items() if name not in _SHOWN} for one in given]
+        shown_there = [_view(one[VIEWS], number) for one in given]
+        set_boundary_attributes(entry, side, [{**one, **own} for one, own in zip(kept, shown_there, strict=True)])
 
 
-def _clear(module: ir.Operation) -> None:
-    """Shows no mesh."""
-    entry = entry_function(module)
-    for op in walk(entry.operation):
-        if VIEWS in op.attributes:
-            _replace(op, {})
-    for side in SIDES:
-        given = boundary_attributes(entry, side)
-        set_boundary_attributes(
-            entry, side, [{name: own for name, own in one.items() if name != SHARDING} for one in given]
-        )
+def _view(views: ir.Attribute, number: int) -> Attributes:
+    listed = list(ir.ArrayAttr(views))
+    return entries(listed[number])
 
 
-def _replace(op: ir.Operation, shown: Attributes) -> None:
-    for name in _SHOWN:
-        if name in shown:
-            op.attributes[name] = shown[name]
-        elif name in op.attributes:
-            del op.attributes[name]
+def _shown(attributes: Mapping[str, ir.Attribute]) -> Attributes:
+    return {name: attributes[name] for name in _SHOWN if name in attributes}
 
 
 def _is_partial(op: ir.Operation, number: int, result: int) -> bool:
     """Says whether a result is stored as a partial sum in a view."""
-    found = entries(ir.ArrayAttr(op.attributes[VIEWS])[number]) if VIEWS in op.attributes else {}
+    found = _view(op.attributes[VIEWS], number) if VIEWS in op.attributes else {}
     stored = found.get(CARRIED) or found.get(SHARDING)
     if stored is None:
         return False

@@ -153,9 +153,10 @@ class PipelineStages(Pass):
         loop, mesh = accumulation_loop(program), rank_mesh(module)
         ranks = num_ranks(module, cluster, self.stages)
         meshes = (mesh,) * ranks
-        is_unlike = ";" in self.mesh
+        own_meshes = parse_meshes(self.mesh) if self.mesh else ()
+        is_unlike = len(set(own_meshes)) > 1
         if is_unlike:
-            meshes = parse_meshes(self.mesh)
+            meshes = own_meshes
             ranks = max(1, cluster.num_devices // mesh.num_devices)
         seconds, plan, model = sharded_figures(program, module, cluster, ranks)
         parts = parts_of(program.graph, loop, seconds)

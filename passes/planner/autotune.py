@@ -16,6 +16,7 @@ from math import ceil, inf, prod
 from typing import Final, Generic, TypeVar
 
 from rhino.ir.cluster.cluster import load_cluster
+from rhino.ir.cluster.mesh import option_of_meshes
 from rhino.ir.diagnostics import ExitCode, Place, RhinoError
 from rhino.ir.plan.plan import CompiledPlan
 from rhino.ir.program.replicas import parse_replicas
@@ -92,9 +93,12 @@ def choose_plan(
     Raises:
         RhinoError: RHI-SOLVE-001 where no plan fits, RHI-SOLVE-002 where none was found, RHI-MESH-001 for more ranks
             than devices, RHI-STAGE-001 and RHI-BATCH-001 for less than one stage or micro-batch, RHI-BATCH-002 for
-            stages of a step without a batch; and what `make` raises.
+            stages of a step without a batch, RHI-STAGE-007 for ranks of unlike meshes; and what `make` raises.
     """
     _check_numbers(request)
+    if request.is_unlike:
+        what = f"ranks of unlike meshes are asked for ({option_of_meshes(request.meshes)}), and a plan is searched for"
+        raise RhinoError("RHI-STAGE-007", what, fix="say the stages and the micro-batches too, or one mesh")
     setup = in_own_types(setup)
     if request.replicas:
         setup = replace(setup, shares=parse_replicas(request.replicas).shares)

@@ -16,7 +16,7 @@ from rhino.ir.mlir.donation import ALIAS, KEPT
 from rhino.ir.mlir.locations import place_of
 from rhino.ir.mlir.memory_kinds import is_on_host
 from rhino.ir.mlir.reader import entry_function, walk
-from rhino.ir.mlir.shardings import SHARDING, module_mesh
+from rhino.ir.mlir.shardings import NO_MESH, SHARDING, module_mesh
 from rhino.ir.plan.plan import Source, Tensor, kind_of
 from rhino.ir.plan.plan_json import digest_of
 from rhino.ir.program.collectives import tensor_bytes
@@ -24,6 +24,7 @@ from rhino.ir.program.named_tensors import result_name
 from rhino.ir.program.program import argument_name
 from rhino.ir.program.stored_shapes import PADDED, VIEW, interleaved_of, logical_shape, padded_shape
 from rhino.passes.base import Item, Remarks
+from rhino.passes.pipeline.shard_ranks import ShardRanks
 from rhino.passes.sharding.annotations import boundary_dims
 from rhino.passes.sharding.choose_shardings import ChooseShardings
 from rhino.passes.sharding.planning_pass import AUTO, write_mesh
@@ -84,19 +85,24 @@ def _tensors(entry: func.FuncOp, side: Side, names: Sequence[str], is_annotated:
     return tuple(found)
 
 
-def keep_unsplit(module: ir.Module, name: str, unsplit: Unsplit, chooser: ChooseShardings, remarks: Remarks) -> None:
+def keep_unsplit(
+    module: ir.Module, name: str, unsplit: Unsplit, chooser: ChooseShardings | ShardRanks, remarks: Remarks
+) -> None:
     """Keeps the last dims of some arguments and results from being split.
 
     Raises RHI-MESH-002 where the mesh is left open.
     """
     if not any(unsplit.values()):
         return
-    if chooser.mesh == AUTO and module_mesh(module.operation) is None:
+    if isinstance(chooser, ChooseShardings) and chooser.mesh == AUTO and module_mesh(module.operation) is None:
         what = f"{name} takes or gives typed keys, and the mesh is left to the search"
         raise RhinoError("RHI-MESH-002", what, fix="name a mesh, as 8 or 2x4, or pass jax.random.key_data(key)")
     with module.context, ir.Location.unknown():
-        target = chooser.target(module.operation, remarks)
-        write_mesh(module.operation, target)
+        mesh = NO_MESH.removeprefix("#sdy.")
+        if isinstance(chooser, ChooseShardings):
+            target = chooser.target(module.operation, remarks)
+            write_mesh(module.operation, target)
+            mesh = f"@{target.mesh_name}"
         entry = entry_function(module)
         for side, counts in unsplit.items():
             old = boundary_attributes(entry, side)
@@ -104,7 +110,7 @@ def keep_unsplit(module: ir.Module, name: str, unsplit: Unsplit, chooser: Choose
             ranks = [len(ir.RankedTensorType(kind).shape) for kind in types]
             for number, count in counts.items():
                 dims = ["{?}"] * (ranks[number] - count) + ["{}"] * count
-                text = f"#sdy.sharding<@{target.mesh_name}, [{', '.join(dims)}]>"
+                text = f"#sdy.sharding<{mesh}, [{', '.join(dims)}]>"
                 old[number][SHARDING] = ir.Attribute.parse(text)
             set_boundary_attributes(entry, side, old)
 

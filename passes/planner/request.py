@@ -8,7 +8,7 @@ from typing import Final
 
 from rhino.ir.cluster.cluster import load_cluster
 from rhino.ir.cluster.groups import largest_memory
-from rhino.ir.cluster.mesh import Mesh, mesh_of_shape
+from rhino.ir.cluster.mesh import Mesh, mesh_of_shape, option_of_meshes
 from rhino.ir.units import parse_size
 from rhino.passes.sharding.planning_pass import AUTO
 from rhino.strategies.autotune import DEFAULT as BEST
@@ -55,17 +55,17 @@ class PlanRequest:
     What is None (an empty schedule, no shares) is open, or left to its default where nothing is searched.
 
     `stages` are those of the model, of which a schedule may put several on a rank; in their place, `replicas` are ranks
-    that share the micro-batches, as `rhino.ir.program.replicas` parses them. `mesh` is that of a rank, to be
-    searched for where `searches_mesh`. `budget_bytes` are per device. `remat` is the share of the activation stash that
-    is recomputed, one for all stages or one for each. `options` are others of the passes, by name: the level, and
-    constraints on tensors and ops.
+    that share the micro-batches, as `rhino.ir.program.replicas` parses them. `meshes` is one for all ranks, or one for
+    each; none is open, and is searched for where `searches_mesh`. `budget_bytes` are per device. `remat` is the share
+    of the activation stash that is recomputed, one for all stages or one for each. `options` are others of the passes,
+    by name: the level, and constraints on tensors and ops.
 
     In a search a strategy looks at `candidates` plans at most, in `jobs` processes (None: one a core).
     """
 
     cluster: str
     budget_bytes: int
-    mesh: Mesh | None = None
+    meshes: tuple[Mesh, ...] = ()
     searches_mesh: bool = False
     stages: int | None = None
     replicas: str = ""
@@ -76,6 +76,16 @@ class PlanRequest:
     strategy: str = BEST
     candidates: int = MOST
     jobs: int | None = None
+
+    @property
+    def mesh(self) -> Mesh | None:
+        """The mesh that all ranks are to have; None where it is open, or each is to have its own."""
+        return self.meshes[0] if len(set(self.meshes)) == 1 else None
+
+    @property
+    def is_unlike(self) -> bool:
+        """Whether ranks are to have unlike meshes."""
+        return len(set(self.meshes)) > 1
 
     @property
     def is_staged(self) -> bool:
@@ -92,7 +102,7 @@ class PlanRequest:
         """Returns the request for a plan of which nothing is open."""
         return replace(
             self,
-            mesh=self.mesh or mesh_of_shape(plan.mesh),
+            meshes=self.meshes or (mesh_of_shape(plan.mesh),),
             searches_mesh=False,
             micro_batches=plan.micro_batches if plan.schedule or plan.micro_batches > 1 else None,
             remat=(plan.remat,) if plan.remat else (),
@@ -103,7 +113,7 @@ class PlanRequest:
 
     def pass_options(self) -> dict[str, str]:
         """Returns the request for one program as passes take it, by name."""
-        mesh = AUTO if self.searches_mesh else str(self.mesh) if self.mesh else ""
+        mesh = AUTO if self.searches_mesh else option_of_meshes(self.meshes)
         own = {
             "cluster": self.cluster,
             "mesh": mesh,

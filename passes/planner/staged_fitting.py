@@ -67,8 +67,11 @@ class Attempt(Generic[T]):
     def rows_bytes(self) -> float | None:
         """What rows count for a device of a rank, in the mean; None where no sharding was chosen."""
         choice = self.remarks.find(ShardingChoice)
-        ranks = 1 if self.plan.shares else self.plan.num_ranks  # a replica is searched for by itself
-        return None if choice is None else choice.answer.peak_bytes / ranks
+        if choice is None:
+            return None
+        # A replica is searched for by itself.
+        ranks = 1 if self.plan.shares else self.plan.num_devices / choice.target.mesh.num_devices
+        return choice.answer.peak_bytes / ranks
 
 
 def fit_in_stages(

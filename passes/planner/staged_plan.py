@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rhino.ir.cluster.cluster import Cluster, link_between, load_cluster
-from rhino.ir.cluster.mesh import Mesh
+from rhino.ir.cluster.mesh import Mesh, option_of_meshes
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.mlir.bindings import func, ir, passmanager
 from rhino.ir.mlir.boundary import Attributes, boundary_attributes
@@ -30,6 +30,7 @@ from rhino.ir.program.stored_shapes import VIEW, interleaved_of, logical_shape, 
 from rhino.ir.units import format_bytes
 from rhino.passes.base import Item, Remarks
 from rhino.passes.pipeline.program_modules import compiled_form, program_modules
+from rhino.passes.pipeline.shard_ranks import ShardRanks
 from rhino.passes.pipeline.split_replicas import SplitReplicas
 from rhino.passes.pipeline.split_stages import SplitStages
 from rhino.passes.planner.module_facts import (
@@ -87,10 +88,10 @@ def cut_step(
     rest: list[Item] = list(passes[1:])
     if not is_split:
         rest = [one for one in rest if not isinstance(one, SplitStages | SplitReplicas)]
-        if not any(isinstance(one, ChooseShardings) for one in rest):
+        if not any(isinstance(one, ChooseShardings | ShardRanks) for one in rest):
             rest += _chosen_alone(options)
     for chooser in rest:
-        if isinstance(chooser, ChooseShardings):
+        if isinstance(chooser, ChooseShardings | ShardRanks):
             keep_unsplit(module, name, unsplit or {}, chooser, remarks)
     build_pass_manager(rest, module.context, remarks).run(module.operation)
     return source
@@ -106,7 +107,8 @@ def source_of_staged(module: ir.Module, name: str) -> Source:
 def cut_options(plan: Plan, cluster: str) -> dict[str, str]:
     """Returns the options with which `cut_step` finds a plan again; `cluster` names its cluster's file."""
     splits = {"split-backward": "true"} if plan.schedule and find_schedule(plan.schedule).splits_backward else {}
-    own = {"num": plan.num_micro_batches, "stages": plan.num_stages, "ranks": plan.num_ranks, "mesh": plan.mesh}
+    meshes = option_of_meshes(plan.meshes if len(set(plan.meshes)) > 1 else plan.meshes[:1])
+    own = {"num": plan.num_micro_batches, "stages": plan.num_stages, "ranks": plan.num_ranks, "mesh": meshes}
     own |= {"schedule": plan.schedule or DEFAULT, "replicas": ";".join(map(str, plan.shares))}
     budget = {"budget": plan.compared.best.within_bytes if plan.compared else plan.predicted.budget_bytes}
     return {**plan.options, **splits, **{name: str(one) for name, one in (own | budget).items()}, "cluster": cluster}

@@ -1,4 +1,4 @@
-"""What devices of unlike meshes send each other makes the array that the other rank is to have, and no byte too much."""
+"""Pieces that devices of unlike meshes send each other make the array of the other rank, with no byte too much."""
 
 import math
 from itertools import product

@@ -47,7 +47,9 @@ def _attempt(rows: float, peak: int, step_s: float) -> Attempt[str]:
     predicted = Predicted(step_s, 0.0, (peak, peak), _BUDGET, (0, 0))
     cluster = cluster_to_text(load_cluster("cpu2")).splitlines()
     mesh = mesh_of_shape((1,))
-    plan: Any = SimpleNamespace(predicted=predicted, num_ranks=2, meshes=(mesh, mesh), cluster=cluster, shares=())
+    plan: Any = SimpleNamespace(
+        predicted=predicted, num_ranks=2, meshes=(mesh, mesh), num_devices=2, cluster=cluster, shares=()
+    )
     remarks = Remarks()
     choice: Any = SimpleNamespace(answer=SimpleNamespace(peak_bytes=2 * rows))
     remarks.results[ShardingChoice] = replace(_CHOICE, answer=choice.answer)
@@ -58,7 +60,8 @@ _NONE: Any = None
 _BUDGET = 150
 """That of a plan, by which alone its peaks count: the steps are told another."""
 
-_CHOICE = ShardingChoice(_NONE, _NONE, _NONE, _NONE, _NONE, 0.0, _NONE)
+_TARGET: Any = SimpleNamespace(mesh=mesh_of_shape((1,)))
+_CHOICE = ShardingChoice(_TARGET, _NONE, _NONE, _NONE, _NONE, 0.0, _NONE)
 
 
 def test_what_fits_without_a_limit_is_taken_at_once() -> None:
