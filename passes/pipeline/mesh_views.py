@@ -61,17 +61,28 @@ def write_views(module: ir.Operation, sharded: Sequence[ir.Operation], stages: S
 def as_on(module: ir.Operation, name: str) -> ir.Operation:
     """Returns a copy of a module as it is on the mesh of this name alone; without a name, as it was before."""
     copy = module.clone()
-    if has_views(copy):
-        if name:
-            _show_mesh(copy, name)
-        else:
-            _show(copy, -1)
-        drop_views(copy)
-        for op in list(_mesh_ops(copy)):
-            if op.sym_name.value != name and op.sym_name.value in _names(copy):
-                op.operation.erase()
-        del copy.attributes[STAGE_MESHES]
+    _keep(copy, name)
     return copy
+
+
+def clear(module: ir.Operation) -> None:
+    """Makes of a module what it was before it was sharded."""
+    _keep(module, "")
+
+
+def _keep(module: ir.Operation, name: str) -> None:
+    """Keeps the shardings of the mesh of this name alone, or without one none."""
+    if not has_views(module):
+        return
+    if name:
+        _show_mesh(module, name)
+    else:
+        _show(module, -1)
+    drop_views(module)
+    for op in list(_mesh_ops(module)):
+        if op.sym_name.value != name and op.sym_name.value in _names(module):
+            op.operation.erase()
+    del module.attributes[STAGE_MESHES]
 
 
 def partial_results(module: ir.Operation, name: str, results: Sequence[tuple[int, int]]) -> bool:

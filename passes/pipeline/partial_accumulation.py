@@ -39,14 +39,16 @@ class _Apart:
     others: list[tuple[Stage, list[AnyValue]]]
 
 
-def keep_sums_apart(program: Accumulation, num_stages: int) -> bool:
+def keep_sums_apart(program: Accumulation, num_stages: int, *, is_unlike: bool = False) -> bool:
     """Rewrites the loop such that no sum's summands are sent between ranks in it.
 
-    Returns whether it changed the loop; then `program` is out of date.
+    Where ranks are on unlike meshes (`is_unlike`), what they send is no result of the loop but a copy of it, so that a
+    sum may still be accumulated by the devices of each, and is added up on them once before it is sent. Returns whether
+    it changed the loop; then `program` is out of date.
     """
     found = list(_apart(program, VirtualStages(num_stages))) if program.num_micro_batches > 1 else []
     if found:
-        _Rewriter(program).run(found)
+        _Rewriter(program, is_unlike=is_unlike).run(found)
     return bool(found)
 
 
@@ -118,7 +120,8 @@ def _are_stored(values: Sequence[AnyValue], sharding: ir.Attribute) -> bool:
 
 
 class _Rewriter:
-    def __init__(self, program: Accumulation) -> None:
+    def __init__(self, program: Accumulation, *, is_unlike: bool) -> None:
+        self.is_unlike = is_unlike
         self.loop, self.location = program.loop, program.loop.location
         self.shardings = _carried(program.loop)
         self.starts: list[AnyValue] = []
@@ -136,12 +139,22 @@ class _Rewriter:
             users = list(result.uses)
             total = result
             at = ir.InsertionPoint.after(loop)
-            for number in numbers:
-                added = self.add(total, loop.results[number], one.number, at)
+            for number, (stage, _) in zip(numbers, one.others, strict=True):
+                added = self.add(total, self.sent(loop.results[number], stage, at), one.number, at)
                 set_stage(added, one.home[0].device)
                 total = added.results[0]
             for use in users:
                 use.owner.operands[use.operand_number] = total
+
+    def sent(self, value: AnyValue, stage: Stage, at: ir.InsertionPoint) -> AnyValue:
+        """Returns what a rank sends of its sum."""
+        if not self.is_unlike:
+            return value
+        with at, self.location:
+            copy = stablehlo.ReshapeOp(value.type, value)
+        set_stage(copy.operation, stage.device)
+        result: AnyValue = copy.result
+        return result
 
     def part(self, one: _Apart) -> None:
         """Lets a sum be added up from what its rank makes, and starts another for each other rank."""

@@ -26,10 +26,12 @@ from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.reader import entry_function, walk
 from rhino.ir.mlir.shardings import FORBIDDEN, MESH_NAME, module_mesh, module_meshes
+from rhino.ir.program.accumulation import read_accumulation
 from rhino.ir.program.named_tensors import open_attribute
 from rhino.ir.program.op_stages import is_cut
 from rhino.passes.base import Item, Pass, Remarks, opt, run_pipeline
-from rhino.passes.pipeline.mesh_views import as_on, has_views, partial_results, write_views
+from rhino.passes.pipeline.mesh_views import as_on, clear, has_views, partial_results, write_views
+from rhino.passes.pipeline.partial_accumulation import keep_sums_apart
 from rhino.passes.pipeline.split_stages import crossing_values
 from rhino.passes.sharding.choose_shardings import ChooseShardings, ShardingChoice
 from rhino.passes.sharding.planning_pass import DEFAULT_CLUSTER, PlanningPass, common_target, write_mesh
@@ -61,6 +63,9 @@ class ShardRanks(Pass):
                 Place(remarks.file),
                 fix="remove the module's shardings, or give all ranks its mesh",
             )
+        if is_cut(module) and _keep_sums_apart(as_on(module, ""), len(meshes), remarks.file):
+            clear(module)
+            _keep_sums_apart(module, len(meshes), remarks.file)
         names = _names(module, meshes)
         stages = [names[mesh] for mesh in meshes]
         crossing = _crossing(module, stages, remarks.file) if is_cut(module) else {}
@@ -102,6 +107,11 @@ def _names(module: ir.Operation, meshes: Sequence[Mesh]) -> dict[Mesh, str]:
     taken = [] if has_views(module) else list(module_meshes(module))
     free = [name for number in range(len(distinct) + len(taken)) if (name := f"{MESH_NAME}_{number}") not in taken]
     return dict(zip(distinct, free, strict=False))
+
+
+def _keep_sums_apart(module: ir.Operation, num_stages: int, file: str) -> bool:
+    program = read_accumulation(entry_function(module, file), file)
+    return keep_sums_apart(program, num_stages, is_unlike=True)
 
 
 def _crossing(module: ir.Operation, stages: Sequence[str], file: str) -> dict[str, _Results]:

@@ -100,7 +100,7 @@ class SplitStages(Pass):
         accumulation = read_accumulation(entry_function(module, remarks.file), remarks.file)
         refuse_misplaced(accumulation.body, accumulation.after, remarks.file)
         num_stages = _num_stages(module, accumulation)
-        if not has_views(module):  # each of their meshes stores a sum in its own way
+        if not has_views(module):  # else it was done before shardings were chosen for each mesh
             keep_sums_apart(accumulation, num_stages)
         del accumulation  # as rules come and go, ops are others
         _mark_repeated(module, num_stages, remarks)
