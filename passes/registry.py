@@ -214,7 +214,6 @@ def _auto_parallel(options: Mapping[str, str]) -> tuple[Item, ...]:
     # Shardings are chosen for the whole step, which has the memory of all ranks. What each device holds in the end is
     # proven for the list of instructions.
     choose = replace(choose, mesh=str(rank), ranks=num_ranks)
-    of_stages = _meshes_of_stages(meshes, stages, num_ranks, cluster) if len(meshes) > 1 else ()
     if options.get("replicas"):
         if len(set(meshes)) > 1:
             what = f"replicas run the same programs, and {option_of_meshes(meshes)} are unlike meshes"
@@ -234,6 +233,7 @@ def _auto_parallel(options: Mapping[str, str]) -> tuple[Item, ...]:
             "func.func(sdy-drop-sharding-rules)",
             apart,
         )
+    of_stages = _meshes_of_stages(meshes, stages, num_ranks, cluster) if len(meshes) > 1 else ()
     stages = replace(stages, budget=str(budget))
     shard: tuple[Item, ...] = (
         Normalize(),  # Again, for the loop that is new.
@@ -257,7 +257,9 @@ def _auto_parallel(options: Mapping[str, str]) -> tuple[Item, ...]:
         *((micro,) if stages.stages > 1 or micro.num > 1 else ()),
     )
     # Before all else that reads loops, for each stage is to have its own.
-    scans = SplitScans(stages.stages, leaves=True, cluster=stages.cluster, trial=(*divide, *shard))
+    unlike = option_of_meshes(of_stages) if on_ranks else ""
+    trial = (*divide, *shard)
+    scans = SplitScans(stages.stages, leaves=True, cluster=stages.cluster, meshes=unlike, trial=trial)
     begin = (
         Normalize(boundaries=stages.stages > 1),  # First: custom calls may stand in functions that are called.
         *((amp,) if "amp" in options else ()),  # As for auto-shard.

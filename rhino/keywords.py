@@ -16,10 +16,12 @@ from typing import Final, SupportsIndex
 import jax
 
 from rhino.call import kind_name
+from rhino.ir.cluster.mesh import Mesh
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.program.replicas import parse_replicas
 from rhino.ir.units import parse_size
 from rhino.passes.pipeline.rematerialize import parse_remat
+from rhino.passes.planner.request import parse_stages, refuse_two_meshes
 
 _OPTION: Final = re.compile(r"--([a-z][a-z-]*)(?:=('[^']*'|[^\s,;)]+))?")
 """An option of the command line, with its value."""
@@ -65,6 +67,20 @@ def count(name: str, given: SupportsIndex | None) -> int | None:
     if number is None or number < 1:
         raise RhinoError("RHI-JAX-002", f"{name} is {given!r:.60}", fix="give a number from 1, or leave it out")
     return number
+
+
+def stages_of(given: SupportsIndex | str | None, mesh: str) -> tuple[int | None, tuple[Mesh, ...]]:
+    """Returns the number of stages, and their meshes where the devices of each are given; `mesh` is the other keyword.
+
+    Raises:
+        RhinoError: RHI-JAX-002 where it is neither a number from 1 nor a text, RHI-CLI-001 for another text, or a mesh
+            beside devices of stages.
+    """
+    if not isinstance(given, str):
+        return count("stages", given), ()
+    refuse_two_meshes(given, mesh)
+    number, meshes = parse_stages(given)
+    return count("stages", number), meshes
 
 
 def replicas_text(given: SupportsIndex | str) -> str:

@@ -21,7 +21,7 @@ from rhino.ir.plan.plan import AUTOTUNE, SHARD
 from rhino.ir.plan.plan import Plan as PlanFacts
 from rhino.ir.units import format_bytes, format_seconds
 from rhino.jit_program import Getter, NewShapesError
-from rhino.keywords import budget_bytes, count, devices_of, path_of, remat_shares, replicas_text, texts
+from rhino.keywords import budget_bytes, count, devices_of, path_of, remat_shares, replicas_text, stages_of, texts
 from rhino.new_arguments import differences
 from rhino.passes.planner.aot import smaller_budget
 from rhino.passes.planner.request import COMPARE, MEMORY, MOST_COMPILES
@@ -260,7 +260,7 @@ def parallelize(
     level: int = LEVEL,
     devices: Sequence[jax.Device] | None = None,
     on_new_shapes: OnNewShapes = "plan",
-    stages: SupportsIndex | None = None,
+    stages: SupportsIndex | str | None = None,
     replicas: SupportsIndex | str | None = None,
     micro_batches: SupportsIndex | None = None,
     schedule: str | None = None,
@@ -299,7 +299,8 @@ def parallelize(
         devices: what to run on; left out, those of a JAX mesh, or JAX's first ones.
         on_new_shapes: what to do when arguments of other shapes are passed: "plan" for them too, or "error".
         stages: into how many stages of a pipeline the function is cut, each on devices of its own; `mesh` is then that
-            of one stage. Left out, one, or as many as `rhino.stage_boundary` says.
+            of one stage, or that of each, as "2x2;2;2". As "4+2+2", the devices of each stage. Left out, one, or as
+            many as `rhino.stage_boundary` says.
         replicas: on how many ranks the function runs as data parallelism, each with a share of the micro-batches by its
             speed; as "5;3", on ranks that take so many. `mesh` is then that of one rank.
         micro_batches: into how many parts the batch is taken, one after the other; with stages or replicas, left out,
@@ -351,7 +352,8 @@ def parallelize(
             fix="give remat=1 - K in place of recompute=K",
         )
     text = _mesh_text(mesh)
-    named = parse_meshes(text) if text and text != AUTO else ()
+    num_stages, own_meshes = stages_of(stages, text)
+    named = parse_meshes(text) if text and text != AUTO else own_meshes
     other_mesh = (
         text and plan is not None and named * (plan.facts.num_ranks if len(named) == 1 else 1) != plan.facts.meshes
     )
@@ -398,7 +400,6 @@ def parallelize(
     )
     if devices is None and isinstance(mesh, jax.sharding.Mesh):
         devices = list(mesh.devices.flat)
-    num_stages = count("stages", stages)
     plan_options = PlanOptions(
         cluster="" if cluster is None else path_of("cluster", cluster),
         meshes=named,

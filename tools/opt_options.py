@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from rhino.ir.cluster.cluster import preset_names
-from rhino.ir.cluster.mesh import parse_meshes
+from rhino.ir.cluster.mesh import option_of_meshes, parse_meshes
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.program.replicas import parse_replicas
 from rhino.ir.request.constraints import parse_forbid, parse_pad, parse_pin, parse_role, parse_scope
@@ -18,7 +18,7 @@ from rhino.ir.units import parse_size
 from rhino.passes.base import Item, Pass, option_names, read_options
 from rhino.passes.layout.pad import refuse_pads
 from rhino.passes.pipeline.part_statistics import num_statistics_parts
-from rhino.passes.planner.request import COMPARE, MEMORY, MOST_COMPILES
+from rhino.passes.planner.request import COMPARE, MEMORY, MOST_COMPILES, parse_stages, refuse_two_meshes
 from rhino.passes.precision.mixed_precision import check_amp
 from rhino.passes.registry import PARALLEL, PASSES, PIPELINES, build_named
 from rhino.passes.sharding.planning_pass import AUTO, DEFAULT_CLUSTER
@@ -118,6 +118,10 @@ def parse_command_line(argv: Sequence[str]) -> argparse.Namespace:
     options, unknown = parser.parse_known_args([_in_full(word, names) for word in argv])
     if unknown:
         raise _unknown(unknown[0], names)
+    if options.stages is not None:
+        refuse_two_meshes(options.stages, options.mesh or "")
+        options.stages, meshes = parse_stages(options.stages)
+        options.mesh = options.mesh or option_of_meshes(meshes) or None
     if options.mesh not in (None, AUTO):
         parse_meshes(options.mesh)
     if options.budget is not None:
@@ -457,8 +461,8 @@ def _add_steps(group: argparse._ArgumentGroup) -> None:
     add(
         "--mesh",
         metavar="M",
-        help="mesh sizes, as 8, 2x4 or x=8, or auto for the best of up to three axes (default: the module's mesh, or "
-        "an axis a level)",
+        help="mesh sizes, as 8, 2x4 or x=8, or auto for the best of up to three axes; in stages those of a rank, or of "
+        "each, as 2x2;2;2 (default: the module's mesh, or an axis a level)",
     )
     add("--budget", metavar="SIZE", help="memory per device, as 16GiB (default: what the cluster's devices have)")
     add(
@@ -483,9 +487,9 @@ def _add_plan(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add(
         "--stages",
-        type=int,
         metavar="D",
-        help="the number of stages; what is not given of this, --micro-batches and --mesh is searched for",
+        help="the number of stages, or the devices of each, as 4+2+2; what is not given of this, --micro-batches and "
+        "--mesh is searched for",
     )
     add(
         "--replicas",

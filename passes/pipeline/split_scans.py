@@ -26,6 +26,7 @@ from itertools import pairwise
 from typing import Any, ClassVar
 
 from rhino.ir.cluster.cluster import load_cluster
+from rhino.ir.cluster.mesh import parse_meshes
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.mlir.bindings import func, ir, stablehlo
 from rhino.ir.mlir.reader import end_of, entry_function, maker_of
@@ -37,7 +38,7 @@ from rhino.passes.frontend.tidy import tidy
 from rhino.passes.pipeline.part_numbers import drop_dead, is_used
 from rhino.passes.pipeline.row_dims import RowDims, on_rows, row_dims, rows_of, with_rows
 from rhino.passes.pipeline.scan_loops import UPDATE, Scan, is_annotated, read_scan
-from rhino.passes.pipeline.sharded_step import SHARDED_ERRORS, num_ranks, sharded_figures
+from rhino.passes.pipeline.sharded_step import SHARDED_ERRORS, num_ranks, rank_mesh, sharded_figures, unlike_ranks
 from rhino.passes.pipeline.split_leaves import split_leaves
 from rhino.passes.sharding.planning_pass import DEFAULT_CLUSTER
 from rhino.passes.unsharded import UNSHARDED_ERRORS, unsharded_program
@@ -64,6 +65,7 @@ class SplitScans(Pass):
     counts: str = opt("", "iterations of each piece, as 4;4;3; empty chooses them for the stages")
     leaves: bool = opt(False, "true = arguments and results that are stacks of such rows are in pieces, too")
     cluster: str = opt(DEFAULT_CLUSTER, "a preset's name or a cluster file")
+    meshes: str = opt("", "the mesh of each stage, as 2x2;2;2, where they are unlike")
     trial: tuple[Item, ...] = opt(
         (), "a pipeline that shards the step: counts are chosen by what it makes of a copy; empty runs none"
     )
@@ -128,8 +130,13 @@ class SplitScans(Pass):
         """Returns the cuts that make the stages of a step, or of its micro-batch, the most even."""
         cluster = load_cluster(self.cluster)
         with unsharded_program(module, remarks) as program:
-            ranks = num_ranks(module, cluster, self.stages)
+            meshes = parse_meshes(self.meshes) if self.meshes else (rank_mesh(module),)
+            ranks = num_ranks(module, cluster, self.stages if len(meshes) == 1 else cluster.num_devices)
             seconds, *_ = sharded_figures(program, module, cluster, ranks)
+            rates = [1.0] * self.stages
+            if len(meshes) > 1:
+                unlike = unlike_ranks(module, program.file, cluster, meshes, range(self.stages), seconds)
+                rates = unlike.rates(seconds)
             loop = accumulation_loop(program)
             parts = parts_of(program.graph, loop, seconds)
             region = program.ops[loop.op].regions[1] if loop is not None else program.entry.regions[0]
@@ -138,7 +145,7 @@ class SplitScans(Pass):
                 LayerLoops(tuple(places[scan.loop] for scan in one.scans), one.trips)
                 for one in find_layers(region.blocks[0], annotated=True)
             ]
-            return cut_iterations(program.graph, seconds, parts.body & ~parts.free, loops, self.stages)
+            return cut_iterations(program.graph, seconds, parts.body & ~parts.free, loops, rates)
 
 
 @dataclass(eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -9,6 +10,7 @@ from typing import Final
 from rhino.ir.cluster.cluster import load_cluster
 from rhino.ir.cluster.groups import largest_memory
 from rhino.ir.cluster.mesh import Mesh, mesh_of_shape, option_of_meshes
+from rhino.ir.diagnostics import RhinoError
 from rhino.ir.units import parse_size
 from rhino.passes.sharding.planning_pass import AUTO
 from rhino.strategies.autotune import DEFAULT as BEST
@@ -25,6 +27,32 @@ MOST_COMPILES: Final = 10
 def budget_of(cluster: str, text: str | None = None) -> int:
     """Returns the bytes of a device that may be used: a size like 16GiB, or what the cluster's devices have."""
     return parse_size(text) if text else largest_memory(load_cluster(cluster))
+
+
+_SIZES: Final = re.compile(r"[1-9][0-9]*(\+[1-9][0-9]*)+")
+
+
+def parse_stages(text: str) -> tuple[int, tuple[Mesh, ...]]:
+    """Returns the number of stages written as "3", or as the devices of each, "4+2+2"; then their meshes, of one axis.
+
+    Raises:
+        RhinoError: RHI-CLI-001 for another text.
+    """
+    if re.fullmatch("-?[0-9]+", text):
+        return int(text), ()
+    if not _SIZES.fullmatch(text):
+        what = f"stages: got {text!r}, expected a number, or the devices of each stage with + between"
+        raise RhinoError("RHI-CLI-001", what, fix="write for example 3, or 4+2+2")
+    sizes = [int(size) for size in text.split("+")]
+    return len(sizes), tuple([mesh_of_shape((size,)) for size in sizes])
+
+
+def refuse_two_meshes(stages: str, mesh: str) -> None:
+    """Raises RHI-CLI-001 where the devices of each stage are given, and a mesh too."""
+    if "+" in stages and mesh:
+        what = f"stages of {stages} devices are given, and meshes too: {mesh}"
+        fix = "leave the mesh out, which gives each stage one axis, or give the number of stages and a mesh for each"
+        raise RhinoError("RHI-CLI-001", what, fix=fix)
 
 
 @dataclass(frozen=True, slots=True)

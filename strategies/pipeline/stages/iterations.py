@@ -59,14 +59,16 @@ class LayerLoops:
 
 
 def cut_iterations(
-    graph: Graph, seconds: Floats, counted: Bools, loops: Sequence[LayerLoops], num_stages: int
+    graph: Graph, seconds: Floats, counted: Bools, loops: Sequence[LayerLoops], rates: Sequence[float]
 ) -> list[list[int]]:
     """Returns for each of `loops` the iterations at which it is cut, with 0 and the last: [0, 8, 16] are two pieces.
 
     `loops` are in the order of their first ops.
 
-    Shapes: `seconds` [ops], of each op in a step; `counted` [ops], which of them stages share.
+    Shapes: `seconds` [ops], of each op in a step; `counted` [ops], which of them stages share; `rates` [stages], how
+    much of that each stage does in a second.
     """
+    num_stages = len(rates)
     line = line_of(graph, np.where(counted, seconds, 0.0), loops)
     total = sum(part.seconds for part in line)
     for number, part in enumerate(line):
@@ -75,7 +77,7 @@ def cut_iterations(
             line[number] = Part(part.seconds, part.num_pieces * GRAIN, GRAIN)
         else:
             line[number] = replace(part, num_pieces=max(1, share))
-    borders = even_cut(line, num_stages)
+    borders = even_cut(line, rates)
     return [
         iterations([at for part, at in borders if part == 2 * number + 1], one.trips)
         for number, one in enumerate(loops)
@@ -122,8 +124,12 @@ def line_of(graph: Graph, seconds: Floats, loops: Sequence[LayerLoops]) -> list[
     return [Part(one, loops[number // 2].trips if number % 2 else 1) for number, one in enumerate(taken)]
 
 
-def even_cut(line: Sequence[Part], num_stages: int) -> list[tuple[int, int]]:
-    """Returns the borders between stages that lie inside of parts: the part, and behind how many of its pieces."""
+def even_cut(line: Sequence[Part], rates: Sequence[float]) -> list[tuple[int, int]]:
+    """Returns the borders between stages that lie inside of parts: the part, and behind how many of its pieces.
+
+    Each stage does as much of the line's seconds in one as `rates` says [stages].
+    """
+    num_stages = len(rates)
     places = [(number, piece) for number, part in enumerate(line) for piece in range(part.num_pieces)]
     size = np.repeat([part.seconds / part.num_pieces for part in line], [part.num_pieces for part in line])
     upto = np.concatenate([[0.0], np.cumsum(size)])
@@ -132,16 +138,20 @@ def even_cut(line: Sequence[Part], num_stages: int) -> list[tuple[int, int]]:
     least[0, 0] = 0.0
     for stage in range(1, num_stages + 1):
         for end in range(count + 1):
-            least[stage, end] = np.maximum(least[stage - 1, : end + 1], upto[end] - upto[: end + 1]).min()
+            least[stage, end] = np.maximum(
+                least[stage - 1, : end + 1], (upto[end] - upto[: end + 1]) / rates[stage - 1]
+            ).min()
     largest = least[num_stages, count] * (1 + TOLERANCE)
     # More than all squares come to, for a stage that begins inside an iteration.
-    inside = np.array([*(piece % line[number].grain > 0 for number, piece in places), False]) * (1 + upto[-1] ** 2)
+    inside = np.array([*(piece % line[number].grain > 0 for number, piece in places), False]) * (
+        1 + (upto[-1] / min(rates)) ** 2
+    )
     squares = np.full((num_stages + 1, count + 1), inf)
     came = np.zeros((num_stages + 1, count + 1), dtype=np.int64)
     squares[0, 0] = 0.0
     for stage in range(1, num_stages + 1):
         for end in range(count + 1):
-            own = upto[end] - upto[: end + 1]
+            own = (upto[end] - upto[: end + 1]) / rates[stage - 1]
             sums = np.where(own <= largest, squares[stage - 1, : end + 1] + own**2 + inside[: end + 1], inf)
             came[stage, end] = int(sums.argmin())
             squares[stage, end] = sums[came[stage, end]]

@@ -70,6 +70,12 @@ class UnlikeDevices:
     group: tuple[int, ...]
     time_ratio: Floats
 
+    def rates(self, seconds: Floats) -> list[float]:
+        """Returns how many of the `seconds` of ops [ops] each device does in one [devices]."""
+        taken: list[float] = (self.time_ratio @ seconds).tolist()
+        total = float(seconds.sum())
+        return [total / taken[group] if total else 1.0 for group in self.group]
+
 
 def make_staging(
     graph: Graph,

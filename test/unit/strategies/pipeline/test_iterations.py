@@ -24,7 +24,7 @@ def test_no_cut_has_a_smaller_largest_stage(parts: list[tuple[int, int]], num_st
     line = [Part(float(seconds), count) for seconds, count in parts]
     pieces = sizes(line)
     starts = [sum(part.num_pieces for part in line[:number]) for number in range(len(line))]
-    found = even_cut(line, num_stages)
+    found = even_cut(line, [1.0] * num_stages)
     assert all(0 < at < line[part].num_pieces for part, at in found)
     inner = [starts[part] + at for part, at in found]
     others = [one for one in range(1, len(pieces)) if one in starts]
@@ -46,11 +46,11 @@ def test_no_cut_has_a_smaller_largest_stage(parts: list[tuple[int, int]], num_st
 def test_ends_of_a_line_take_their_share():
     """Six layers of 2 s, 1 s before them and 5 s behind: four stages of 5, 4, 4 and 5 s."""
     line = [Part(1.0, 1), Part(12.0, 6), Part(5.0, 1)]
-    assert even_cut(line, 4) == [(1, 2), (1, 4)]
+    assert even_cut(line, [1.0] * 4) == [(1, 2), (1, 4)]
 
 
 def test_layers_of_two_loops_are_cut_where_stages_end():
-    assert even_cut([Part(0.0, 1), Part(4.0, 4), Part(0.0, 1), Part(8.0, 4), Part(0.0, 1)], 3) == [(3, 2)]
+    assert even_cut([Part(0.0, 1), Part(4.0, 4), Part(0.0, 1), Part(8.0, 4), Part(0.0, 1)], [1.0] * 3) == [(3, 2)]
 
 
 def test_iterations_around_the_end_of_a_stage_are_pieces():
@@ -58,3 +58,10 @@ def test_iterations_around_the_end_of_a_stage_are_pieces():
     assert iterations([4 * GRAIN], 8) == [0, 3, 4, 5, 8]
     assert iterations([4 * GRAIN + 1], 9) == [0, 3, 4, 5, 6, 9]
     assert iterations([1, GRAIN - 1, 6 * GRAIN - 1], 6) == [0, 1, 2, 4, 5, 6]
+
+
+def test_stages_on_more_devices_get_more_layers():
+    """Of eight layers the first rank does twice as many as the two behind it."""
+    line = [Part(0.0, 1), Part(8.0, 8), Part(0.0, 1)]
+    assert even_cut(line, [2.0, 1.0, 1.0]) == [(1, 4), (1, 6)]
+    assert even_cut(line, [1.0, 1.0, 2.0]) == [(1, 2), (1, 4)]
