@@ -42,7 +42,7 @@ from rhino.passes.registry import build_named
 from rhino.passes.textual_pipelines import build_pass_manager
 from rhino.passes.unsharded import unsharded_program
 from rhino.strategies.pipeline.stages.cut import CONTENT, StageAnswer, solve_stages
-from rhino.strategies.pipeline.stages.line import cut, equal_cut, lines_of, stretches
+from rhino.strategies.pipeline.stages.line import cut, equal_cut, lines_of, on_devices, stretches
 from rhino.strategies.pipeline.stages.stage_graph import Staging, make_staging
 from rhino.strategies.structure.training_phases import TrainingPhases, parts_of
 
@@ -95,7 +95,7 @@ def line_cuts(staging: Staging, limit_s: float) -> tuple[Record, Record]:
         parts = stretches(problem, line)
         assert parts is not None, "nothing is pinned"
         equal.append(figures(staging, line.stages(problem, equal_cut(parts, problem.num_stages))))
-        if (found := cut(problem, parts, limit_s)) is not None:
+        if (found := cut(problem, on_devices(problem, parts), limit_s)) is not None:
             best.append(figures(staging, line.stages(problem, found[1])))
     return min(equal, key=_cost), min(best, key=_cost)
 

@@ -17,7 +17,7 @@ out what lies above the hull. A share for which nothing more can be done is met 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf, isfinite
@@ -81,27 +81,70 @@ class StageChoice:
         return (self.added_s - self.bound_s) / self.added_s if self.added_s > self.bound_s else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class RematStep:
+    """A step along the frontier of a piece of the forward pass, of a micro-batch.
+
+    To recompute the units of `ops` in place of those of the step `previous`, by its number, None for the first of a
+    piece, frees `freed_bytes` and adds `added_s`. While the piece is recomputed, `alive_bytes` of it are there again.
+    """
+
+    ops: tuple[int, ...]
+    freed_bytes: int
+    added_s: float
+    alive_bytes: int
+    previous: int | None
+
+
 def choose(stash: Stash, remat: Mapping[int, float], in_flight: Mapping[int, int]) -> tuple[StageChoice, ...]:
     """Returns what each stage in `remat` computes again.
 
     `remat` has the least share of its stash that each stage recomputes.
     """
-    known: dict[Piece, tuple[Corner, ...]] = {}
-
-    def corners(piece: Piece) -> tuple[Corner, ...]:
-        if piece not in known:
-            known[piece] = frontier(piece)
-        return known[piece]
-
+    corners = _Frontiers()
     return tuple(
         _Stage(stash, stage, in_flight[stage], corners).choose(share) for stage, share in sorted(remat.items())
     )
 
 
+def steps_of(stash: Stash, in_flight: int) -> tuple[RematStep, ...]:
+    """Returns the steps of all pieces of a program without stages, of which `in_flight` micro-batches are held.
+
+    Those of a piece follow each other, and each frees its bytes for more seconds than the one before. What the backward
+    pass begins with is not recomputed.
+    """
+    stage = _Stage(stash, 0, in_flight, _Frontiers())
+    found: list[RematStep] = []
+    last = len(stage.pieces.units) - 1
+    for number, piece, corners in zip(stage.open, stage.local, stage.corners, strict=False):
+        units, previous = stage.pieces.units[number], None
+        for less, more in pairwise(corners if number != last else ()):
+            again = more.label.repeated
+            kept = set(piece.saved(again))
+            alive = {value for unit in again for value in piece.makes[unit] if value in piece.late} - kept
+            found.append(
+                RematStep(
+                    tuple(units[unit].op for unit in again),
+                    less.kept_bytes - more.kept_bytes,
+                    more.seconds - less.seconds,
+                    sum(piece.num_bytes[value] for value in alive),
+                    previous,
+                )
+            )
+            previous = len(found) - 1
+    return tuple(found)
+
+
+class _Frontiers(dict[Piece, tuple[Corner, ...]]):
+    """The frontier of each piece, found once for all that are equal."""
+
+    def __missing__(self, piece: Piece) -> tuple[Corner, ...]:
+        self[piece] = found = frontier(piece)
+        return found
+
+
 class _Stage:
-    def __init__(
-        self, stash: Stash, stage: int, in_flight: int, corners: Callable[[Piece], tuple[Corner, ...]]
-    ) -> None:
+    def __init__(self, stash: Stash, stage: int, in_flight: int, corners: _Frontiers) -> None:
         self.stash, self.stage, self.in_flight = stash, stage, in_flight
         self.units = [unit for unit in stash.units if unit.stage == stage]
         self.total = stash.total_bytes(stage)
@@ -113,13 +156,13 @@ class _Stage:
         self.values = [self._values(number) for number in self.open]
         """The values of each piece that are kept or not [pieces]."""
         self.local = [self._piece(number) for number in self.open]
-        self.corners = [corners(piece) for piece in self.local]
+        self.corners = [corners[piece] for piece in self.local]
         for value in self._kept_anyway():
             kept = (self.stash.num_bytes[value],)
             alone = Piece((0.0,), (False,), ((),), ((0,),), kept, frozenset({0}), (self.stash.host_s[value],))
             self.values.append([value])
             self.local.append(alone)
-            self.corners.append(corners(alone))
+            self.corners.append(corners[alone])
 
     def _values(self, number: int) -> list[int]:
         units, crossing = self.pieces.units[number], self.pieces.crossing[number]

@@ -16,6 +16,7 @@ import numpy as np
 from rhino.ir.arrays import Bools, Floats, Ints
 from rhino.strategies.pipeline.schedules import Order, Pipeline, make_order
 from rhino.strategies.pipeline.stages.stage_problem import ROUNDING, StageProblem
+from rhino.strategies.pipeline.stages.stage_remat import stage_remat
 from rhino.strategies.pipeline.step_time import StageTimes, StageTransfer, step_seconds
 
 TOLERANCES: Final = (0.005, 0.02, 0.05, 0.1, 0.2)
@@ -40,16 +41,18 @@ def tolerance_of(problem: StageProblem, order: Order | None, cut: Callable[[floa
         stage = cut(tolerance)
         step_s = inf
         if stage is not None:
-            step_s = step_seconds(order, stage_times(problem, stage, awaited_nodes(problem, stage)))
+            added_s = stage_remat(problem, problem.device(stage)).added_s
+            step_s = step_seconds(order, stage_times(problem, stage, awaited_nodes(problem, stage), added_s))
         if step_s < best_s * (1 - ROUNDING):
             best_s, found = step_s, tolerance
     return found
 
 
-def stage_times(problem: StageProblem, stage: Ints, awaited: Bools) -> StageTimes:
+def stage_times(problem: StageProblem, stage: Ints, awaited: Bools, added_s: Floats) -> StageTimes:
     """Returns what the micro-batches of a step take in stages, where nets are in seconds; not what comes once a step.
 
-    Shapes: `stage` [nodes], virtual; `awaited` [nodes] as `awaited_nodes` has it.
+    Shapes: `stage` [nodes], virtual; `awaited` [nodes] as `awaited_nodes` has it; `added_s` [stages], what
+    rematerialization adds to each micro-batch.
     """
     num, device = problem.num_stages, problem.device(stage)
     again = problem.again if len(problem.again) else np.zeros(problem.num_nodes)
@@ -64,6 +67,7 @@ def stage_times(problem: StageProblem, stage: Ints, awaited: Bools) -> StageTime
     back = problem.virtual.opposite(np.arange(num))
     again_s = by_stage(again)[:num]
     again_s[-1] = 0.0
+    again_s += added_s
     taken_s, awaited_s = by_stage(taken), by_stage(np.where(awaited, taken, 0.0))
     return StageTimes(
         forward_s=(*taken_s[: num - 1].tolist(), 0.0),

@@ -3,7 +3,7 @@
 Of all cuts within a tolerance of the best balance, it finds one whose transfers cost least (Rhino 5.1, 5.2).
 
 1. The least that the largest work of a device can be (`least_work`), and from it the limit of work: 1 + tolerance times
-   that.
+   that. What a device recomputes to stay within its budget is work (stage_remat.py), chosen together with the cut.
 2. The best cuts of lines through the program (stage_line.py): a choice to begin with, often as good as any.
 3. Nodes that can stay together are joined (stage_merge.py), and each is left the stages that balance leaves it
    (stage_windows.py). A small problem is left as it is, with every stage open to every node.
@@ -26,10 +26,11 @@ import numpy as np
 from rhino.ir.arrays import Ints
 from rhino.strategies.pipeline.schedules import Order
 from rhino.strategies.pipeline.stages.balance import WITHOUT_SECONDS, tolerance_of
-from rhino.strategies.pipeline.stages.line import cut, least_limit, lines_of, stretches
+from rhino.strategies.pipeline.stages.line import cut, least_limit, lines_of, on_devices, stretches
 from rhino.strategies.pipeline.stages.merge import Merged, merge
 from rhino.strategies.pipeline.stages.rows import StageRows
 from rhino.strategies.pipeline.stages.stage_problem import StageProblem
+from rhino.strategies.pipeline.stages.stage_remat import device_loads, fits
 from rhino.strategies.pipeline.stages.windows import Windows, balanced_windows, open_windows
 from rhino.strategies.solver.answer import Infeasible, Unsolved
 from rhino.strategies.solver.lp.linear_programs import Point, solve_rows
@@ -115,7 +116,7 @@ class _Search:
         self.is_small = problem.num_nodes * (problem.num_stages - 1) ** 2 <= MOST_OPEN
         folded = [replace(problem, late=late) for late in (problem.late, *problem.turns)]
         parts = [(one, line, stretches(one, line)) for one in folded for line in lines_of(one)]
-        self.lines = [(one, line, some) for one, line, some in parts if some is not None]
+        self.lines = [(one, line, on_devices(one, some)) for one, line, some in parts if some is not None]
         self.even: Ints | None = None
         """What the integer program has found to have the least work on the device with the most, where it was asked."""
 
@@ -128,7 +129,7 @@ class _Search:
 
         It is proven where the problem is small.
         """
-        all_work = max(float(self.problem.work_on(device).sum()) for device in range(self.problem.num_stages))
+        all_work = max(float(self.problem.most_work(device)) for device in range(self.problem.num_stages))
         on_lines = [
             least_limit(self.problem, parts, all_work, np.inf)
             for _, _, parts in self.lines
@@ -142,7 +143,7 @@ class _Search:
         match solve_rows(rows.rows(), integer=True, step_limit=self.step_limit):
             case Point() as point:
                 self.even = rows.stages(point)[reduced.group]
-                return min([*on_lines, float(self.problem.device_work(self.problem.device(self.even)).max())])
+                return min([*on_lines, self.work_s(self.even)])
             case Infeasible() as found:
                 return min(on_lines) if on_lines else found
             case Unsolved() as found:
@@ -184,8 +185,12 @@ class _Search:
             return Unsolved(bound) if np.isfinite(bound) else Infeasible(None)
         if self.method == _PROGRAM:
             self.balance(reduced, windows, limit_s)
-        work = float(self.problem.device_work(self.problem.device(self.best)).max())
-        return StageAnswer(self.best, self.best_cost, min(bound, self.best_cost), work, limit_s, least_s, self.method)
+        work_s = self.work_s(self.best)
+        return StageAnswer(self.best, self.best_cost, min(bound, self.best_cost), work_s, limit_s, least_s, self.method)
+
+    def work_s(self, stage: Ints) -> float:
+        """Returns the largest work of a device, with what it recomputes."""
+        return float(device_loads(self.problem, self.problem.device(stage)).max())
 
     def on_lines(self, limit_s: float) -> Ints | None:
         """Returns what `cut_lines` would take, and takes nothing."""
@@ -223,7 +228,7 @@ class _Search:
         if (
             (self.best is None or cost < self.best_cost * (1 - self.worth))
             and self.problem.is_legal(stage)
-            and self.problem.fits(device, limit_s)
+            and fits(self.problem, device, limit_s)
         ):
             self.best, self.best_cost, self.method = stage, cost, method
             return True
@@ -277,12 +282,12 @@ class _Search:
             return
         stage, problem = rows.stages(point)[reduced.group], self.problem
         device = problem.device(stage)
-        better = problem.device_work(device).max() < problem.device_work(problem.device(self.best)).max()
+        better = self.work_s(stage) < self.work_s(self.best)
         if (
             better
             and problem.cost(device) <= self.best_cost
             and problem.is_legal(stage)
-            and problem.fits(device, limit_s)
+            and fits(problem, device, limit_s)
         ):
             self.best = stage
 

@@ -22,11 +22,21 @@ from rhino.strategies.cost.cost_model import CostModel
 from rhino.strategies.pipeline.activation_stash import Handing
 from rhino.strategies.pipeline.split_backward_cost import split_backward_cost
 from rhino.strategies.pipeline.stages.balance import awaited_nodes, stage_times
-from rhino.strategies.pipeline.stages.line import Line, Stretches, cut, least_limit, least_work, lines_of, stretches
+from rhino.strategies.pipeline.stages.line import (
+    Line,
+    Stretches,
+    cut,
+    least_limit,
+    least_work,
+    lines_of,
+    on_devices,
+    stretches,
+)
 from rhino.strategies.pipeline.stages.needs import StageNeeds
 from rhino.strategies.pipeline.stages.places import op_stages
 from rhino.strategies.pipeline.stages.stage_graph import UnlikeDevices, make_staging
 from rhino.strategies.pipeline.stages.stage_problem import StageProblem
+from rhino.strategies.pipeline.stages.stage_remat import stage_remat
 from rhino.strategies.pipeline.step_time import StageTimes
 from rhino.strategies.structure.training_phases import parts_of
 
@@ -119,9 +129,10 @@ class StageEstimates:
         np.add.at(apply_s, by_op.device[parts.apply], seconds)
         # Before the loop, and what costs nothing.
         once_s = self.sharded.total_s - self.num_micro_batches * float(problem.work.sum()) - float(apply_s.sum())
-        awaited = awaited_nodes(problem, stage)
+        awaited, remat = awaited_nodes(problem, stage), stage_remat(problem, device)
         times = replace(
-            stage_times(problem, stage, awaited), apply_s=tuple((apply_s + max(0.0, once_s) / num_stages).tolist())
+            stage_times(problem, stage, awaited, remat.added_s),
+            apply_s=tuple((apply_s + max(0.0, once_s) / num_stages).tolist()),
         )
         own = np.bincount(device, weights=problem.own_bytes, minlength=num_stages)
         kept = own + problem.resident.size @ problem.resident.present(device, num_stages)
@@ -135,7 +146,9 @@ class StageEstimates:
         A wider one cannot pay where all that it moves less in a step takes no longer than what its largest stage has
         more to do.
         """
-        pieces = [replace(one, pins=one.pins * problem.num_stages) for one in self.pieces]  # any may be any stage
+        pieces = [
+            on_devices(problem, replace(one, pins=one.pins * problem.num_stages)) for one in self.pieces
+        ]  # any may be any stage
         least_s = min(least_work(problem, parts) for parts in pieces)
         taken: list[tuple[float, float]] = []
         for tolerance in self.tolerances:

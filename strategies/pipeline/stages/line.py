@@ -11,19 +11,23 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
 
 from rhino.ir.arrays import Bools, Floats, Ints
 from rhino.strategies.pipeline.stages.stage_problem import NO_NETS, OPEN, ROUNDING, Nets, StageProblem, make_nets
+from rhino.strategies.pipeline.stages.stage_remat import StretchRemat, stretch_remat
 
 MOST_BUCKETS = 400
 """Into how many stretches a line is cut first, each ending at its cheapest place.
 
 Stages are made of whole stretches.
 """
+
+MOST_SHARES = 2.0
+"""Times its even share of all work, with all that can be recomputed: what a stage that recomputes has at most."""
 
 NEGLIGIBLE = 1e-3
 """The share of all work below which what leads to a node says nothing of its place.
@@ -144,14 +148,35 @@ class Stretches:
 
     Units: `cost` in that of the problem's nets, less a constant of the line: that of nets in the stretch; `work` in
     seconds by group of devices, of the last stage `last_work`; `resident` and `saved` in bytes. `pins[s]` says whether
-    a stretch can be stage s.
+    a stretch can be stage s. `remat` is what stretches can recompute, by group.
     """
 
+    line: Line
     cost: Floats
     work: tuple[Floats, ...]
     last_work: tuple[Floats, ...]
     resident: Floats
     saved: Floats
+    pins: tuple[Bools, ...]
+    remat: dict[int, StretchRemat] = field(default_factory=dict)
+
+    def remat_of(self, problem: StageProblem, group: int) -> StretchRemat:
+        """Returns what stretches can recompute on devices of a group, which is found once."""
+        if group not in self.remat:
+            self.remat[group] = stretch_remat(problem, self.line.place, self.line.num_places, group)
+        return self.remat[group]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StageStretches:
+    """What each stretch of a line takes as each stage, as `Stretches` has it.
+
+    Shapes: `work` [devices], each [places + 1, places + 1]: with what has to be recomputed, infinite where a device
+    holds too much. Those of devices that take the same are one array.
+    """
+
+    cost: Floats
+    work: tuple[Floats, ...]
     pins: tuple[Bools, ...]
 
 
@@ -177,7 +202,39 @@ def stretches(problem: StageProblem, line: Line) -> Stretches | None:
         tuple([along(problem.work_of_group(group, is_last=is_last)) for group in range(problem.num_groups)])
         for is_last in (False, True)
     )
-    return Stretches(cost, work, last_work, resident + along(problem.own_bytes), saved, tuple(pins))
+    return Stretches(line, cost, work, last_work, resident + along(problem.own_bytes), saved, tuple(pins))
+
+
+def on_devices(problem: StageProblem, parts: Stretches) -> StageStretches:
+    """Returns what stretches take as stages on the devices of a problem, within their budgets."""
+    last = problem.num_stages - 1
+    budgets = problem.budget_bytes or (np.inf,) * problem.num_stages
+    found: dict[tuple[int, bool, float, float], Floats] = {}
+    keys = [
+        (problem.group_of(device), device == last, in_flight, budget)
+        for device, (in_flight, budget) in enumerate(zip(problem.in_flight().tolist(), budgets, strict=True))
+    ]
+    for group, is_last, in_flight, budget in dict.fromkeys(keys):
+        work = (parts.last_work if is_last else parts.work)[group]
+        found[group, is_last, in_flight, budget] = _within(problem, parts, work, group, in_flight, budget)
+    return StageStretches(parts.cost, tuple([found[key] for key in keys]), parts.pins)
+
+
+def _within(
+    problem: StageProblem, parts: Stretches, work: Floats, group: int, in_flight: float, budget: float
+) -> Floats:
+    """Returns the seconds of stretches with what they recompute to hold no more than a budget."""
+    if not np.isfinite(budget):
+        return work
+    over = parts.resident + in_flight * parts.saved - budget * (1 + ROUNDING)
+    found = np.where(over <= 0, work, np.inf)
+    if len(problem.remat):
+        most_s = MOST_SHARES * float(work[0, -1] + problem.step_seconds(group).sum()) / problem.num_stages
+        start, end = np.nonzero((over > 0) & (work <= most_s))
+        found[start, end] = work[start, end] + parts.remat_of(problem, group).added_s(
+            over[start, end], in_flight, start, end
+        )
+    return found
 
 
 def _present(nets: Nets, line: Line) -> Floats:
@@ -200,9 +257,9 @@ def _present(nets: Nets, line: Line) -> Floats:
     return result
 
 
-def cut(problem: StageProblem, parts: Stretches, limit_s: float) -> tuple[float, Ints] | None:
+def cut(problem: StageProblem, parts: StageStretches, limit_s: float) -> tuple[float, Ints] | None:
     """Returns the cost and the stage ends of the best cut whose stages have at most `limit_s` of work and fit."""
-    fair = _fair(problem, parts, limit_s)
+    fair = _fair(parts, limit_s)
     if not _may_be_cut(fair):
         return None
     # A stretch to an end that is fair starts in a window before it: of the stretches [start, end], those are looked at
@@ -219,15 +276,11 @@ def cut(problem: StageProblem, parts: Stretches, limit_s: float) -> tuple[float,
     best, choices = np.full(len(end), np.inf), []
     best[0] = 0.0
     in_windows: dict[tuple[int, int], Floats] = {}
-    for device, (in_flight, pins) in enumerate(zip(problem.in_flight().tolist(), parts.pins, strict=True)):
-        key = id(pins), id(fair[device])
+    for some, pins in zip(fair, parts.pins, strict=True):
+        key = id(pins), id(some)
         if key not in in_windows:
             in_windows[key] = np.where(pins[start, end], costs[key[1]], np.inf)
         total = best[start] + in_windows[key]
-        if problem.budget_bytes is not None:
-            used = parts.resident[start, end] + in_flight * parts.saved[start, end]
-            fits = used <= problem.budget_bytes[device] * (1 + ROUNDING)
-            total = np.where(fits, total, np.inf)
         choice = np.argmin(total, axis=0)
         choices.append(start[choice, end])
         best = total[choice, end]
@@ -239,29 +292,24 @@ def cut(problem: StageProblem, parts: Stretches, limit_s: float) -> tuple[float,
     return float(best[-1] - problem.nets.size.sum()), np.array(ends, dtype=np.int64)
 
 
-def _fair(problem: StageProblem, parts: Stretches, limit_s: float) -> list[Bools]:
+def _fair(parts: StageStretches, limit_s: float) -> list[Bools]:
     """Returns which stretches have at most `limit_s` of work on each device [devices, start, end].
 
     Those of devices that take the same are one array.
     """
-    most_s = limit_s * (1 + ROUNDING)
-    groups = [problem.group_of(device) for device in range(problem.num_stages)]
-    found = {group: parts.work[group] <= most_s for group in dict.fromkeys(groups[:-1])}
-    return [*(found[group] for group in groups[:-1]), parts.last_work[groups[-1]] <= most_s]
+    found = {id(work): work <= limit_s * (1 + ROUNDING) for work in parts.work}
+    return [found[id(work)] for work in parts.work]
 
 
 def _may_be_cut(fair: Sequence[Bools]) -> bool:
-    """Says whether as many stretches as there are devices reach from the first place to the last.
-
-    Each stretch goes as far as its device's `fair` [start, end] allows.
-    """
-    at, last = 0, len(fair[-1]) - 1
-    for some in fair[:-1]:
-        at = last - int(some[at, ::-1].argmax())
-    return bool(fair[-1][at, last])
+    """Says whether as many stretches as there are devices, each fair, reach from the first place to the last."""
+    at = fair[0][0]
+    for some in fair[1:]:
+        at = some[at].any(axis=0)
+    return bool(at[-1])
 
 
-def least_limit(problem: StageProblem, parts: Stretches, high_s: float, most_cost: float) -> float:
+def least_limit(problem: StageProblem, parts: StageStretches, high_s: float, most_cost: float) -> float:
     """Returns the least limit of work, to within rounding, under which a cut exists that costs at most `most_cost`.
 
     There is one for `high_s`.
@@ -274,19 +322,20 @@ def least_limit(problem: StageProblem, parts: Stretches, high_s: float, most_cos
     return _least(problem, parts, high_s, is_met)
 
 
-def least_work(problem: StageProblem, parts: Stretches) -> float:
-    """Returns the least that the largest work of a stage can be, to within rounding.
+def least_work(problem: StageProblem, parts: StageStretches) -> float:
+    """Returns the least that the largest work of a stage can be, to within rounding, infinite where there is no cut.
 
     Any stretch may be any stage.
     """
 
     def is_met(limit_s: float) -> bool:
-        return _may_be_cut(_fair(problem, parts, limit_s))
+        return _may_be_cut(_fair(parts, limit_s))
 
-    return _least(problem, parts, max(float(one[0, -1]) for one in (*parts.work, *parts.last_work)), is_met)
+    high_s = max(float(work[np.isfinite(work)].max(initial=0.0)) for work in parts.work)
+    return _least(problem, parts, high_s, is_met) if is_met(high_s) else np.inf
 
 
-def _least(problem: StageProblem, parts: Stretches, high_s: float, is_met: Callable[[float], bool]) -> float:
+def _least(problem: StageProblem, parts: StageStretches, high_s: float, is_met: Callable[[float], bool]) -> float:
     """Returns the least limit that meets `is_met`.
 
     It is an equal share, or else the work of a stretch, for it depends on nothing else.
@@ -295,8 +344,8 @@ def _least(problem: StageProblem, parts: Stretches, high_s: float, is_met: Calla
     low_s = float(least.sum()) / problem.num_stages
     if is_met(low_s):
         return low_s
-    works = np.stack([*parts.work, *parts.last_work])
-    between_s = np.unique(works[(low_s < works) & (works < high_s)])
+    works = np.concatenate([work[(low_s < work) & (work < high_s)] for work in {id(w): w for w in parts.work}.values()])
+    between_s = np.unique(works)
     found = bisect_left(range(len(between_s)), True, key=lambda number: is_met(float(between_s[number])))
     return float(between_s[found]) if found < len(between_s) else high_s
 

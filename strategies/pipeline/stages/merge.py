@@ -62,6 +62,7 @@ def merged(problem: StageProblem, head: Ints) -> Merged:
         time_ratio=time_ratios([_summed(problem.work * one, group, num) for one in problem.time_ratio], work),
         resident=merged_nets(problem.resident, group, least=1),
         saved=merged_nets(problem.saved, group, least=1),
+        remat=problem.remat.grouped(group),
     )
     return Merged(joined, group.astype(np.int64))
 

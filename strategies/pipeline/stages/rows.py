@@ -15,7 +15,10 @@ took 14 s in two stages, and takes 3 so (2026-11-24).
 A net is at a device if one of its nodes is (`_presence`), and costs its size for each device that it is at, but one. A
 node that is at a device only if another is says nothing and is left out: most nets of two devices then need no variable
 (2026-11-22, GPT of 72 layers in 8 stages: 22,327 rows in place of 39,906, and the relaxation takes 2.2 s in place of
-15). Work is a row for each device, and so is memory where it could be too much (`_load_rows`).
+15). Work is a row for each device, and so is memory where it could be too much (`_load_rows`). There a device may
+recompute (`_remat_switches`): it takes a step only with all nodes of the step, and after the step before. What that
+adds is in its row of work; what it frees of each micro-batch, and the most that is there again at once, in that of
+memory.
 
 What is least is what the nets cost, under a limit of work; or the most work of a device, under a limit of cost or none.
 """
@@ -29,7 +32,7 @@ import numpy as np
 from scipy import sparse
 
 from rhino.ir.arrays import Floats, Ints
-from rhino.strategies.pipeline.stages.stage_problem import ROUNDING, Nets, StageProblem
+from rhino.strategies.pipeline.stages.stage_problem import OPEN, ROUNDING, Nets, StageProblem
 from rhino.strategies.pipeline.stages.windows import BACK, EITHER, FORWARD, Windows
 from rhino.strategies.solver.lp.linear_programs import Point, Rows
 
@@ -53,6 +56,7 @@ class StageRows:
     limit_s: float | None
     most_cost: float = np.inf
     switches: list[dict[int, int]] = field(default_factory=list)
+    steps: list[dict[int, int]] = field(default_factory=list)
     num_variables: int = 0
     num_integer: int = 0
     entries: tuple[list[int], list[int], list[float]] = field(default_factory=lambda: ([], [], []))
@@ -69,6 +73,7 @@ class StageRows:
                 assert last == self.problem.num_stages - 1, "where ways are open, they meet on the last device"
                 last = self.problem.highest - first
             self.switches.append({k: self.variable() for k in range(first + 1, last + 1)})
+        self.steps = [self._remat_switches(device) for device in range(self.problem.num_stages)]
         self.num_integer = self.num_variables
         self._directions()
         self._node_rows()
@@ -87,7 +92,7 @@ class StageRows:
             self.costs, self.unit, self.base = {self.most_work: self._all_work()}, self._all_work(), 0.0
 
     def _all_work(self) -> float:
-        return max(float(self.problem.work_on(0).sum()), 1e-300)
+        return max(self.problem.most_work(0), 1e-300)
 
     def variable(self) -> int:
         """Returns a new variable."""
@@ -246,17 +251,49 @@ class StageRows:
                     else:
                         self.costs[variable] = self.costs.get(variable, 0.0) + size * factor
 
+    def _remat_switches(self, device: int) -> dict[int, int]:
+        """Returns a switch for each step of rematerialization that a device may take [steps]."""
+        problem, remat = self.problem, self.problem.remat
+        if problem.budget_bytes is None or self._most_bytes(device) <= problem.budget_bytes[device]:
+            return {}
+        is_open = (self.windows.first <= device) & (device <= self.windows.last)
+        found: dict[int, int] = {}
+        for step, previous in enumerate(remat.previous.tolist()):
+            if is_open[remat.nets.nodes(step)].all() and (previous == OPEN or previous in found):
+                found[step] = self.variable()
+        return found
+
+    def _step_rows(self, device: int, work: Term, memory: Term) -> None:
+        """Adds the rows of the steps that a device takes, and what they come to, to its work and its memory."""
+        problem, remat, steps = self.problem, self.problem.remat, self.steps[device]
+        seconds, in_flight = problem.step_seconds(problem.group_of(device)), float(problem.in_flight()[device])
+        most_bytes = max((float(remat.alive_bytes[step]) for step in steps), default=0.0)
+        alive = self.variable() if most_bytes else None
+        for step, switch in steps.items():
+            if (previous := int(remat.previous[step])) != OPEN:
+                self.at_most({switch: 1.0, steps[previous]: -1.0}, 0.0)
+            for node in remat.nets.nodes(step).tolist():
+                self.at_most(_less({switch: 1.0}, self.at(node, device)), 0.0)
+            _add(work, {switch: 1.0}, float(seconds[step]))
+            _add(memory, {switch: 1.0}, -in_flight * float(remat.nets.size[step]))
+            if alive is not None:
+                self.at_most({switch: float(remat.alive_bytes[step]) / most_bytes, alive: -1.0}, 0.0)
+        if alive is not None:
+            _add(memory, {alive: 1.0}, most_bytes)
+
     def _load_rows(self) -> None:
         problem = self.problem
         for device in range(problem.num_stages):
             work = self._sum(problem.work_on(device), device)
+            total: Term = {}
+            self._step_rows(device, work, total)
             if self.limit_s is not None:
                 self.at_most(_scaled(work, 1 / self.limit_s), 1 + ROUNDING)
             elif self.most_work is not None:
                 self.at_most(_less(_scaled(work, 1 / self._all_work()), {self.most_work: 1.0}), 0.0)
             if problem.budget_bytes is None or self._most_bytes(device) <= problem.budget_bytes[device]:
                 continue
-            total = self._sum(problem.own_bytes, device)
+            _add(total, self._sum(problem.own_bytes, device), 1.0)
             for nets, times in ((problem.resident, 1.0), (problem.saved, float(problem.in_flight()[device]))):
                 for net in range(len(nets)):
                     _add(total, self._presence(nets, net, device), times * float(nets.size[net]))

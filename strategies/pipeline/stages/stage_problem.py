@@ -7,13 +7,14 @@ A *net* is what some nodes share: a tensor with who makes and who reads it, or a
 size once for each device beyond the first that has one of its nodes, however many read it there, in either direction.
 Work is a row for each device, and so is memory where there is a budget: what is held on a node's device, what is held
 wherever a net has a node, and what is saved for the backward pass in each micro-batch in flight, of which 1F1B keeps
-min(m, d - s) on stage s.
+min(m, d - s) on stage s. What is saved may be recomputed instead, step by step, as far as a device's memory asks for
+it: that is work (rhino.strategies.pipeline.stages.stage_remat).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -80,6 +81,43 @@ def merged_nets(nets: Nets, group: Ints, least: int = 2) -> Nets:
 NO_NETS = make_nets(())
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class RematSteps:
+    """Steps of rematerialization, each of nodes that have to be on one device for it.
+
+    Shapes: `nets` [steps] have the nodes of each step, and as size the bytes that it frees of a micro-batch; `seconds`
+    [steps] are added to each; `alive_bytes` [steps] are there again while it is recomputed; `previous` [steps] is the
+    step that is taken before, of a smaller number, `OPEN` for none. `stash_bytes` [nodes] is what nodes make of all
+    that a micro-batch stashes, of which the steps free a part.
+    """
+
+    nets: Nets
+    seconds: Floats
+    alive_bytes: Floats
+    previous: Ints
+    stash_bytes: Floats
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+    def grouped(self, group: Ints) -> RematSteps:
+        """Returns the steps where node i is in `group[i]`."""
+        if not len(self):
+            return self
+        nodes = [np.unique(group[self.nets.nodes(step)]) for step in range(len(self))]
+        stash_bytes = np.bincount(group, weights=self.stash_bytes).astype(np.float64)
+        return replace(self, nets=nets_of(nodes, self.nets.size), stash_bytes=stash_bytes)
+
+
+def nets_of(nodes: Sequence[Ints], size: Floats) -> Nets:
+    """Returns nets of these nodes, each ascending, and sizes, as they are."""
+    start = np.cumsum([0, *map(len, nodes)])
+    return Nets(start, np.concatenate([np.zeros(0, dtype=np.int64), *nodes]), size)
+
+
+NO_STEPS = RematSteps(NO_NETS, np.zeros(0), np.zeros(0), np.zeros(0, dtype=np.int64), np.zeros(0))
+
+
 def time_ratios(works: Sequence[Floats], work: Floats) -> Floats:
     """Returns how many times `work` [nodes] nodes take in each group, of which `works` has the seconds [groups, nodes].
 
@@ -104,6 +142,8 @@ class StageProblem:
     backward pass. Units: `work`, `apart` and `again` in seconds per micro-batch; `resident` and `saved` in bytes;
     `nets` in what is to be least, seconds of a link per step if `in_seconds`, else, where none is known, bytes.
 
+    Where what is saved may be recomputed, `remat` has the steps.
+
     Where devices are unlike, `group` [devices] says of which group each is, and `time_ratio` [groups, nodes] how many
     times the seconds above a node takes there.
     """
@@ -125,6 +165,7 @@ class StageProblem:
     apart: Floats = field(default_factory=lambda: np.zeros(0))
     again: Floats = field(default_factory=lambda: np.zeros(0))
     in_seconds: bool = False
+    remat: RematSteps = field(default_factory=lambda: NO_STEPS)
     group: tuple[int, ...] = ()
     time_ratio: Floats = field(default_factory=lambda: np.zeros((0, 0)))
 
@@ -157,7 +198,7 @@ class StageProblem:
         return float(self.nets.size @ np.maximum(counts - 1, 0))
 
     def device_work(self, device: Ints) -> Floats:
-        """Returns the seconds of each device per micro-batch [devices]."""
+        """Returns the seconds of each device per micro-batch, where nothing is recomputed [devices]."""
         apart = np.where(device < self.num_stages - 1, self.apart, 0.0) if len(self.apart) else 0.0
         seconds = (self.work + apart) * self.time_ratio_at(device)
         return np.bincount(device, weights=seconds, minlength=self.num_stages).astype(np.float64)
@@ -170,6 +211,10 @@ class StageProblem:
         """Returns the seconds that each node takes on a device of a group, which may be the last [nodes]."""
         work = self.work if is_last or not len(self.apart) else self.work + self.apart
         return work * self.time_ratio[group] if len(self.time_ratio) else work
+
+    def most_work(self, device: int) -> float:
+        """Returns the seconds of a device that has all nodes, and recomputes all that can be."""
+        return float(self.work_on(device).sum() + self.step_seconds(self.group_of(device)).sum())
 
     def group_of(self, device: int) -> int:
         """Returns the group of a device; where all are alike there is one."""
@@ -200,8 +245,18 @@ class StageProblem:
         found: Floats = rates * (self.num_stages / rates.sum())
         return found
 
+    def step_seconds(self, group: int) -> Floats:
+        """Returns the seconds that each step of rematerialization adds on a device of a group [steps]."""
+        if not len(self.time_ratio):
+            return self.remat.seconds
+        nets, ratio = self.remat.nets, self.time_ratio[group]
+        work, there = (np.bincount(nets.owner, one[nets.node], len(nets)) for one in (self.work, self.work * ratio))
+        mean = np.bincount(nets.owner, ratio[nets.node], len(nets)) / np.maximum(np.diff(nets.start), 1)
+        found: Floats = self.remat.seconds * np.where(work > 0, there / np.maximum(work, 1e-300), mean)
+        return found
+
     def device_memory(self, device: Ints) -> Floats:
-        """Returns the bytes on each device [devices]."""
+        """Returns the bytes on each device, where nothing is recomputed [devices]."""
         own = np.bincount(device, weights=self.own_bytes, minlength=self.num_stages)
         resident = self.resident.size @ self.resident.present(device, self.num_stages)
         saved = self.saved.size @ self.saved.present(device, self.num_stages)
@@ -214,14 +269,6 @@ class StageProblem:
         in_range = bool(((stage >= 0) & (stage <= self.highest)).all())
         grows = bool((stage[self.before] <= stage[self.after]).all())
         return in_range and grows and bool((stage[pinned] == self.pinned[pinned]).all())
-
-    def fits(self, device: Ints, limit_s: float) -> bool:
-        """Says whether no device has more work than `limit_s`, nor holds more than the budget."""
-        if (self.device_work(device) > limit_s * (1 + ROUNDING)).any():
-            return False
-        return self.budget_bytes is None or bool(
-            (self.device_memory(device) <= np.array(self.budget_bytes) * (1 + ROUNDING)).all()
-        )
 
 
 ROUNDING = 1e-9

@@ -2,17 +2,17 @@
 
 import ctypes
 from dataclasses import replace
-from itertools import product
-from operator import le
+from itertools import combinations, product
 
 import numpy as np
 import pytest
 
 from rhino.strategies.pipeline.stages.cut import StageAnswer, solve_stages
-from rhino.strategies.pipeline.stages.line import cut, lines_of, stretches
+from rhino.strategies.pipeline.stages.line import cut, lines_of, on_devices, stretches
 from rhino.strategies.pipeline.stages.merge import merge
 from rhino.strategies.pipeline.stages.rows import StageRows
-from rhino.strategies.pipeline.stages.stage_problem import OPEN, StageProblem, make_nets
+from rhino.strategies.pipeline.stages.stage_problem import OPEN, RematSteps, StageProblem, make_nets, nets_of
+from rhino.strategies.pipeline.stages.stage_remat import device_loads, fits
 from rhino.strategies.pipeline.stages.windows import open_windows
 from rhino.strategies.solver.answer import Infeasible
 from rhino.strategies.solver.lp.linear_programs import silent_stdout, solve_rows
@@ -40,10 +40,11 @@ def problem_of(num_stages, work, nets, pinned=None, edges=None, **more):
     )
 
 
-def random_problem(seed, num_stages, most=7, with_budget=False, unlike=False):
+def random_problem(seed, num_stages, most=7, with_budget=False, unlike=False, with_remat=False):
     """A random graph: tensors with one or two readers, parameters, sometimes pins and a budget.
 
     Half of it may count as late. On `unlike` devices each node takes as long as it does there, and each has its budget.
+    With steps of rematerialization more is saved than without.
     """
     rng = np.random.default_rng(seed)
     num = int(rng.integers(num_stages, most + 1))
@@ -70,7 +71,40 @@ def random_problem(seed, num_stages, most=7, with_budget=False, unlike=False):
         more["time_ratio"] = rng.integers(1, 9, size=(2, num)) / 4
     if unlike and with_budget:
         more["budget_bytes"] = tuple(rng.integers(6, 20, size=num_stages).astype(float).tolist())
+    if with_remat:
+        saved = [int(rng.integers(num)) for _ in range(4)]
+        more["saved"] = make_nets((([node], float(rng.integers(3, 7))) for node in saved), least=1)
+        more["remat"] = random_steps(rng, saved, num)
+        more["budget_bytes"] = tuple(rng.integers(12, 26, size=num_stages).astype(float).tolist())
     return problem_of(num_stages, work, nets, pinned, **more)
+
+
+def random_steps(rng, saved, num):
+    """Three pieces, one of them of two steps, that free something of what these nodes save."""
+    previous = [OPEN, OPEN, 1, OPEN]
+    nodes = [np.unique([saved[step], *rng.integers(num, size=step % 2)]) for step in range(len(previous))]
+    size = rng.integers(2, 7, size=len(previous)) / 2
+    return RematSteps(
+        nets_of(nodes, size),
+        rng.integers(0, 5, size=len(previous)).astype(float),
+        rng.integers(0, 3, size=len(previous)).astype(float),
+        np.array(previous),
+        np.zeros(num),
+    )
+
+
+def least_added(problem, device, s, held):
+    """What device s adds at least to hold no more than its budget, infinite where it cannot: all sets of steps."""
+    remat, in_flight = problem.remat, min(problem.num_micro_batches, problem.num_stages - s)
+    there = [step for step in range(len(remat)) if all(device[i] == s for i in remat.nets.nodes(step))]
+    best = float("inf")
+    for taken in (set(some) for number in range(len(there) + 1) for some in combinations(there, number)):
+        if all(remat.previous[step] in {OPEN, *taken} for step in taken):
+            freed = sum(remat.nets.size[step] for step in taken)
+            again = max((remat.alive_bytes[step] for step in taken), default=0.0)
+            if held - in_flight * freed + again <= problem.budget_bytes[s]:
+                best = min(best, sum(problem.step_seconds(problem.group_of(s))[step] for step in taken))
+    return best
 
 
 def all_choices(problem):
@@ -103,7 +137,11 @@ def all_choices(problem):
                 memory[s] += times * sum(
                     nets.size[n] for n in range(len(nets)) if any(device[i] == s for i in nets.nodes(n))
                 )
-        if problem.budget_bytes is None or all(map(le, memory, problem.budget_bytes)):
+        if problem.budget_bytes is None:
+            yield stage, moved, max(load)
+            continue
+        load = [one + least_added(problem, device, s, memory[s]) for s, one in enumerate(load)]
+        if max(load) < float("inf"):
             yield stage, moved, max(load)
 
 
@@ -121,8 +159,8 @@ def check(problem, tolerance):
     assert found.bound == pytest.approx(best, abs=1e-4)
     device = problem.device(found.stage)
     assert problem.is_legal(found.stage)
-    assert problem.fits(device, found.limit_s)
-    assert found.work_s == problem.device_work(device).max()
+    assert fits(problem, device, found.limit_s)
+    assert found.work_s == device_loads(problem, device).max()
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -142,6 +180,14 @@ def test_three_stages_as_enumerated(seed, with_budget):
 @pytest.mark.parametrize(("num_stages", "most"), [(2, 8), (3, 6)])
 def test_stages_on_unlike_devices_as_enumerated(seed, with_budget, num_stages, most):
     problem = random_problem(seed, num_stages, most=most, with_budget=with_budget, unlike=True)
+    check(problem, [0.0, 0.2, 1.0][seed % 3])
+
+
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize(("num_stages", "most"), [(2, 7), (3, 5)])
+def test_stages_that_recompute_as_enumerated(seed, num_stages, most):
+    """Boundaries and what each stage recomputes, chosen together; on unlike devices too."""
+    problem = random_problem(seed, num_stages, most, with_budget=True, unlike=seed % 4 == 0, with_remat=True)
     check(problem, [0.0, 0.2, 1.0][seed % 3])
 
 
@@ -210,7 +256,7 @@ def test_without_a_tolerance_it_is_the_one_by_which_a_step_takes_least(problem, 
 def test_the_folded_line_of_a_chain_is_its_layers():
     problem = chain(6, 3)
     line = lines_of(problem)[2]  # told by parameters alone
-    parts = stretches(problem, line)
+    parts = on_devices(problem, stretches(problem, line))
     moved, ends = cut(problem, parts, limit_s=6.0)
     stage = line.stages(problem, ends)
     assert moved == 2 * 8 * 2
