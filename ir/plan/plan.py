@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Final
 
-from rhino.ir.cluster.mesh import Mesh
+from rhino.ir.cluster.mesh import Mesh, option_of_meshes
 from rhino.ir.graph.blocks import View
 from rhino.ir.graph.graph import DEVICE, HOST, MemoryKind
 from rhino.ir.graph.spec import dim_axes, partial_axes
@@ -389,6 +389,11 @@ class Plan:
         """The mesh of a plan in one program, or of replicas, which all have the same."""
         assert len(set(self.meshes)) == 1, "ranks of unlike meshes are asked one by one"
         return self.meshes[0]
+
+    @property
+    def mesh_option(self) -> str:
+        """The meshes as an option has them: that of all ranks, or those of each, as `x=4;x=2`."""
+        return option_of_meshes(self.meshes if len(set(self.meshes)) > 1 else self.meshes[:1])
 
     @property
     def num_ranks(self) -> int:

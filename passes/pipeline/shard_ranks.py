@@ -10,7 +10,9 @@ Writes    a `sdy.mesh` for each distinct mesh, `rhino.stage_meshes`, and on ops,
           `rhino.mesh_views` with what `inner` writes for each mesh; that for the first stage is shown. A step that is
           sharded so already is sharded anew on those meshes alone on which a partial sum would cross.
 Errors    RHI-MESH-002 the module has a mesh of its own, RHI-CLI-001 a mesh that does not parse, RHI-STAGE-001 another
-          number of meshes than stages, those of the passes of `inner`.
+          number of meshes than stages, RHI-SPLIT-001 no loop over micro-batches, RHI-SPLIT-002 an op with a stage that
+          cannot be, RHI-CLUSTER-001 unknown preset, RHI-CLUSTER-002 malformed file; those of the passes of `inner`.
+Source    Whale 3.2 (TaskGraphs on meshes of their own); rhino.ir.plan.pieces for what is sent between them.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from rhino.ir.mlir.reader import entry_function, walk
 from rhino.ir.mlir.shardings import FORBIDDEN, MESH_NAME, module_mesh, module_meshes
 from rhino.ir.program.accumulation import read_accumulation
 from rhino.ir.program.named_tensors import open_attribute
-from rhino.ir.program.op_stages import is_cut
+from rhino.ir.program.op_stages import is_cut, num_stages_of
 from rhino.passes.base import Item, Pass, Remarks, opt, run_pipeline
 from rhino.passes.pipeline.mesh_views import as_on, clear, has_views, partial_results, write_views
 from rhino.passes.pipeline.partial_accumulation import keep_sums_apart
@@ -45,7 +47,15 @@ class ShardRanks(Pass):
     """Choose the shardings of a step for each distinct mesh of its ranks."""
 
     name: ClassVar[str] = "rhino-shard-ranks"
-    errors: ClassVar[tuple[str, ...]] = ("RHI-CLI-001", "RHI-CLUSTER-001", "RHI-CLUSTER-002", "RHI-MESH-002")
+    errors: ClassVar[tuple[str, ...]] = (
+        "RHI-CLI-001",
+        "RHI-CLUSTER-001",
+        "RHI-CLUSTER-002",
+        "RHI-MESH-002",
+        "RHI-SPLIT-001",
+        "RHI-SPLIT-002",
+        "RHI-STAGE-001",
+    )
 
     meshes: str = opt("1;1", "the mesh of each stage, as 2x2;2;2")
     cluster: str = opt(DEFAULT_CLUSTER, "a preset's name or a cluster file")
@@ -54,6 +64,9 @@ class ShardRanks(Pass):
     def run(self, module: ir.Operation, remarks: Remarks) -> None:
         """Shards `module` on each mesh."""
         meshes = parse_meshes(self.meshes)
+        if is_cut(module) and (count := num_stages_of(module, ())) != len(meshes):
+            what = f"{len(meshes)} meshes were given, and the module has {count} stages"
+            raise RhinoError("RHI-STAGE-001", what, Place(remarks.file), fix="give a mesh for each stage, as 2x2;2;2")
         found = module_mesh(module)
         if found is not None and not has_views(module):
             what = f"the module has mesh @{found[0]} ({found[1]}), and ranks of unlike meshes were asked for"

@@ -50,7 +50,7 @@ def _made_for(a: Plan, b: Plan) -> Iterator[str]:
         for name, one, other in (
             ("stages", a.num_stages, b.num_stages),
             ("ranks", a.num_ranks, b.num_ranks),
-            ("mesh", a.mesh, b.mesh),
+            ("mesh", a.mesh_option, b.mesh_option),
             ("micro-batches", a.num_micro_batches, b.num_micro_batches),
             ("schedule", a.schedule, b.schedule),
             ("shares", a.shares, b.shares),

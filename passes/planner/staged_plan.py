@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rhino.ir.cluster.cluster import Cluster, link_between, load_cluster
-from rhino.ir.cluster.mesh import Mesh, option_of_meshes
+from rhino.ir.cluster.mesh import Mesh
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.mlir.bindings import func, ir, passmanager
 from rhino.ir.mlir.boundary import Attributes, boundary_attributes
@@ -107,8 +107,7 @@ def source_of_staged(module: ir.Module, name: str) -> Source:
 def cut_options(plan: Plan, cluster: str) -> dict[str, str]:
     """Returns the options with which `cut_step` finds a plan again; `cluster` names its cluster's file."""
     splits = {"split-backward": "true"} if plan.schedule and find_schedule(plan.schedule).splits_backward else {}
-    meshes = option_of_meshes(plan.meshes if len(set(plan.meshes)) > 1 else plan.meshes[:1])
-    own = {"num": plan.num_micro_batches, "stages": plan.num_stages, "ranks": plan.num_ranks, "mesh": meshes}
+    own = {"num": plan.num_micro_batches, "stages": plan.num_stages, "ranks": plan.num_ranks, "mesh": plan.mesh_option}
     own |= {"schedule": plan.schedule or DEFAULT, "replicas": ";".join(map(str, plan.shares))}
     budget = {"budget": plan.compared.best.within_bytes if plan.compared else plan.predicted.budget_bytes}
     return {**plan.options, **splits, **{name: str(one) for name, one in (own | budget).items()}, "cluster": cluster}

@@ -23,7 +23,7 @@ from rhino.ir.cluster.cluster import load_cluster
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.manual import bytecode
-from rhino.ir.plan.plan import Cost, Plan, common_name, folded, key_dims
+from rhino.ir.plan.plan import Cost, Plan, common_name, folded, key_dims, meshes_text
 from rhino.ir.request.constraints import parse_pin
 from rhino.ir.request.patterns import RESULT, dotted, matches, nearest
 from rhino.ir.units import PEAK, format_bytes, format_seconds, peak_text
@@ -140,8 +140,11 @@ def why_text(module: ir.Module, plan: Plan, name: str) -> str:
 
 
 def notable_reasons(module: ir.Module, plan: Plan) -> list[Why]:
-    """Returns why the arguments that take most memory, and the ops that take most time, are as they are."""
-    return notable(replanned(module, plan))
+    """Returns why the arguments that take most memory, and the ops that take most time, are as they are.
+
+    Of ranks with unlike meshes it is not told.
+    """
+    return notable(replanned(module, plan)) if len(set(plan.meshes)) == 1 else []
 
 
 def why_not_text(module: ir.Module, plan: Plan, pin: str) -> str:
@@ -192,7 +195,14 @@ def _staged_again(module: ir.Module, plan: Plan, pin: str) -> Plan:
 
 
 def replanned(module: ir.Module, plan: Plan) -> Replanned:
-    """Returns what the search for `plan`, made again, can be asked."""
+    """Returns what the search for `plan`, made again, can be asked.
+
+    Raises:
+        RhinoError: RHI-PLAN-004 where the program is another, RHI-STAGE-007 where ranks have unlike meshes.
+    """
+    if len(set(plan.meshes)) > 1:
+        what = f"ranks have unlike {meshes_text(plan.meshes)}, and what else was possible is told of alike ranks alone"
+        raise RhinoError("RHI-STAGE-007", what, fix="ask --why=plan, or --why-not with the sharding in question")
     limits = LEVELS[int(plan.options.get("level", max(LEVELS)))]
     results = tuple(one.path for one in plan.results)
     if plan.execution is None:
