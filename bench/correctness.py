@@ -15,6 +15,7 @@ from itertools import product
 from typing import Any, Final
 
 import drawn_fused
+import drawn_ranks
 import jax
 import numpy as np
 import oracle
@@ -178,6 +179,23 @@ def scans(options: Options) -> Iterator[Tried]:
         yield tried(case, try_scan, form, setting)
 
 
+def ranks(options: Options) -> Iterator[Tried]:
+    """Draw training steps on ranks of unlike meshes, in stages of every schedule, and compare with one device.
+
+    How they are drawn: `drawn_ranks.py`. They are planned for slow devices on fast links, so that even small tensors
+    are split. The exit code is 1 if a step differs from one device; refusals are listed.
+    """
+    _prepare()
+    with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
+        file.write(splitting_cluster())
+        file.flush()
+        for seed in options.seeds:
+            name, setting = drawn_ranks.drawn(seed, file.name)
+            cut = f"{setting.mesh}, {setting.micro_batches} x {setting.schedule}"
+            case = f"seed {seed}: {name}; {cut}{f' remat {setting.remat}' if setting.remat else ''}"
+            yield tried(case, drawn_ranks.try_ranks, name, setting)
+
+
 def fused(options: Options) -> Iterator[Tried]:
     """Draw training steps with fused projections, store them as blocks, and compare with one device.
 
@@ -300,6 +318,7 @@ QUESTIONS: Final = {
     "windows": _question(windows, (option("--seeds", range(100), "forms"), _MESHES)),
     "oracle": _question(oracles, _ORACLE),
     "scans": _question(scans, _SCANS),
+    "ranks": _question(ranks, (option("--seeds", range(40), "steps and their ranks"),)),
     "fused": _question(
         fused,
         (option("--seeds", range(40), "steps"), _MESHES, option("--staged", False, "in stages too")),
