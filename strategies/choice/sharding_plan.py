@@ -157,13 +157,20 @@ def sent_bytes(
     ]
     total = sent([move for _, move in halo_moves(cls, state, sizes)])
     for kind, source, target in pairs:
-        steps = moves(kind.num_bytes, len(kind.shape), source, target, sizes) if source != target else ()
-        if steps is None:
+        num_bytes = _sent_between(kind.num_bytes, len(kind.shape), source, target, sizes)
+        if num_bytes is None:
             return None
-        total += sent(steps)
+        total += num_bytes
         if most is not None and total > most:
             return None
     return total
+
+
+@lru_cache(maxsize=1 << 16)
+def _sent_between(num_bytes: int, rank: int, source: Spec, target: Spec, sizes: tuple[int, ...]) -> int | None:
+    """Returns the bytes sent to bring a tensor of `num_bytes` from one spec to another; None where there is no path."""
+    steps = moves(num_bytes, rank, source, target, sizes)
+    return None if steps is None else sent(steps)
 
 
 def make_plan(choice: Choice, chosen: Sequence[int] | Ints) -> ShardingPlan:

@@ -13,7 +13,7 @@ Several dims of an operand are exchanged one after the other, so that corners co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -82,40 +82,51 @@ class Exchange:
         return any(permute.is_sent for permute in self.permutes)
 
 
-@lru_cache(maxsize=65536)
 def exchanges(cls: OpClass, strategy: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[Exchange, ...]:
     """Returns the exchanges of an op that runs by `strategy` on axes of `sizes`, in their order."""
-    if cls.rule is None:
-        return ()
     found = []
-    for halo in cls.rule.halos:
-        axes = tuple(axis for axis, choice in enumerate(strategy) if choice == halo.factor)
-        parts = prod(sizes[axis] for axis in axes)
-        if axes:
-            block, read = halo.size // parts, halo.read_by(parts)
-            permutes = _prefix(parts, block, halo.stride) if halo.joins else _permutes(parts, block, read)
-            found.append(Exchange(halo, axes, parts, block, read, permutes))
+    for halo, axes, parts in _split_halos(cls, strategy, sizes):
+        found.append(Exchange(halo, axes, parts, halo.size // parts, halo.read_by(parts), _exchanged(halo, parts)))
     return tuple(found)
 
 
-@lru_cache(maxsize=65536)
+def _split_halos(
+    cls: OpClass, strategy: tuple[int, ...], sizes: tuple[int, ...]
+) -> Iterator[tuple[Halo, tuple[int, ...], int]]:
+    """Yields the halos of factors that are split, along which axes they are, and in how many parts."""
+    for halo in cls.rule.halos if cls.rule else ():
+        if halo.factor in strategy:
+            axes = tuple(axis for axis, choice in enumerate(strategy) if choice == halo.factor)
+            yield halo, axes, prod(sizes[axis] for axis in axes)
+
+
+@lru_cache(maxsize=4096)
+def _exchanged(halo: Halo, parts: int) -> tuple[Permute, ...]:
+    """Returns the permutes that bring each of so many parts what it reads."""
+    block = halo.size // parts
+    return _prefix(parts, block, halo.stride) if halo.joins else _permutes(parts, block, halo.read_by(parts))
+
+
+@lru_cache(maxsize=4096)
+def _lengths(halo: Halo, parts: int) -> tuple[int, ...]:
+    """Returns the elements along the dim that a device sends in each permute that sends any."""
+    return tuple(permute.length for permute in _exchanged(halo, parts) if permute.is_sent)
+
+
 def halo_moves(cls: OpClass, state: State, sizes: tuple[int, ...]) -> tuple[tuple[int, ReshardStep], ...]:
     """Returns the collectives of an op's exchanges, each with the number of the operand that it brings parts of."""
-    every = exchanges(cls, state.strategy, sizes)
-    if not every:
-        return ()
     found: list[tuple[int, ReshardStep]] = []
-    shapes = [_local_shape(kind, spec, sizes) for kind, spec in zip(cls.operands, state.operand_specs, strict=True)]
-    for one in every:
-        operand, dim = one.halo.operand, one.halo.dim
+    shapes: dict[int, list[int]] = {}
+    for halo, axes, parts in _split_halos(cls, state.strategy, sizes):
+        operand, dim = halo.operand, halo.dim
         kind = cls.operands[operand]
+        if operand not in shapes:
+            shapes[operand] = _local_shape(kind, state.operand_specs[operand], sizes)
         # What is joined is sent of the result.
-        shape = _local_shape(cls.results[0], state.result_specs[0], sizes) if one.halo.joins else shapes[operand]
+        shape = _local_shape(cls.results[0], state.result_specs[0], sizes) if halo.joins else shapes[operand]
         rest = kind.element_bytes * prod(size for number, size in enumerate(shape) if number != dim)
-        for permute in one.permutes:
-            if permute.is_sent:
-                found.append((operand, ReshardStep("collective_permute", one.axes, permute.length * rest)))
-        shape[dim] = one.range.width
+        found += [(operand, ReshardStep("collective_permute", axes, length * rest)) for length in _lengths(halo, parts)]
+        shape[dim] = halo.read_by(parts).width
     return tuple(found)
 
 
