@@ -19,8 +19,8 @@ from rhino.ir.cluster.operators import parse_operators
 from rhino.ir.diagnostics import ExitCode, Place, RhinoError
 from rhino.ir.units import format_seconds
 from rhino.runtime.executor.devices import pick_devices, request_host_devices
-from rhino.runtime.profile.cluster import make_cluster, origin_of
-from rhino.runtime.profile.measure import Settings, measure
+from rhino.runtime.profile.cluster import make_cluster, make_groups, origin_of
+from rhino.runtime.profile.measure import Settings, by_kind, measure, measure_between
 from rhino.runtime.profile.programs import DTYPES
 from rhino.tools.command_line import Parser
 from rhino.tools.ending import exit_code_of, leave
@@ -94,13 +94,19 @@ def _measured(options: Namespace, stderr: TextIO) -> Cluster:
 
     devices = pick_devices(options.devices or jax.device_count())
     settings = Settings(options.limit, options.rounds, options.dtypes)
-    origin = origin_of(devices, datetime.datetime.now(tz=datetime.UTC).date())
+    today = datetime.datetime.now(tz=datetime.UTC).date()
+    name = options.name or f"{devices[0].platform}{len(devices)}-measured"
+    kinds = by_kind(devices)
     with _Progress(stderr) as note:
-        samples = measure(devices, settings, note)
-    name = options.name or f"{origin.platform}{len(devices)}-measured"
-    cluster = make_cluster(name, samples, devices, origin)
-    print(_summary(cluster), file=stderr)
-    return cluster
+        measured = [measure(own, settings, note) for own in kinds]
+        between = measure_between(kinds, settings, note) if len(kinds) > 1 else ()
+    groups = [
+        make_cluster(own[0].device_kind if between else name, samples, own, origin_of(own, today))
+        for own, samples in zip(kinds, measured, strict=True)
+    ]
+    for one in groups:
+        print(_summary(one), file=stderr)
+    return make_groups(name, groups, between, origin_of(devices, today)) if between else groups[0]
 
 
 def _with_operators(cluster: Cluster, given: tuple[Operator, ...]) -> Cluster:

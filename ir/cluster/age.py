@@ -42,9 +42,10 @@ def stale(cluster: Cluster, today: datetime.date, jaxlib: str, machine: str) -> 
 
     The machine that plans for accelerators need not have them, so it is not compared then.
     """
+    of_groups = tuple([why for group in cluster.groups for why in stale(group, today, jaxlib, machine)])
     origin = cluster.measured
     if origin is None:
-        return ()
+        return of_groups
     found = []
     age_days = (today - datetime.date.fromisoformat(origin.date)).days
     if age_days > MAX_AGE_DAYS:
@@ -53,4 +54,5 @@ def stale(cluster: Cluster, today: datetime.date, jaxlib: str, machine: str) -> 
         found.append(f"it was measured with jaxlib {origin.jaxlib}, and this is {jaxlib}")
     if origin.platform == "cpu" and origin.machine != machine:
         found.append(f"it was measured on {origin.machine}, and this is {machine}")
-    return tuple(f"the profile {cluster.name!r} may not hold: {why}; rhino-profile makes a new one" for why in found)
+    words = [f"the profile {cluster.name!r} may not hold: {why}; rhino-profile makes a new one" for why in found]
+    return (*words, *of_groups)

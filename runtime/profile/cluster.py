@@ -13,6 +13,7 @@ from typing import Final
 import jax
 
 from rhino.ir.cluster.age import machine_words
+from rhino.ir.cluster.groups import joined
 from rhino.ir.cluster.hardware import FLOPS_KEYS, Cluster, Device, Level, Line, Operator, Origin, Platform
 from rhino.ir.graph.collective_stats import KINDS
 from rhino.runtime.profile.fit import LEAST_S, Fit, fit_line
@@ -39,6 +40,34 @@ def make_cluster(name: str, samples: Sequence[Sample], devices: Sequence[jax.Dev
     return Cluster(name, about, maker.device(), (maker.level(),), origin)
 
 
+def make_groups(name: str, groups: Sequence[Cluster], transfers: Sequence[Sample], origin: Origin) -> Cluster:
+    """Returns the cluster of groups of unlike devices, between which `transfers` were measured.
+
+    Collectives over several groups were not: they are priced by the link that a transfer has.
+    """
+    fit = fit_line([(one.work, one.seconds) for one in transfers])
+    count = sum(one.num_devices for one in groups)
+    source = _measured(origin, count, f"arrays from each device to one of the next group: {fit.text}")
+    level = Level(
+        name="between groups",
+        size=len(groups),
+        topology="switch",
+        latency_s=fit.line.fixed_s,
+        port_bytes_per_s=fit.line.per_s,
+        efficiency=1.0,
+        devices_per_port=1,
+        partial_bytes_per_s=(),
+        sources=(("latency_s", source), ("port_bytes_per_s", source), ("efficiency", _RATE), ("transfer", source)),
+        transfer=fit.line,
+    )
+    return joined(name, f"{count} unlike devices of one machine: {origin.machine}", groups, level)
+
+
+def _measured(origin: Origin, count: int, what: str) -> str:
+    """Returns the source of a figure that was measured on all of `count` devices."""
+    return f"measured {origin.date}, jaxlib {origin.jaxlib}, {count} devices at once on {origin.machine}; {what}"
+
+
 @dataclass(frozen=True, eq=False)
 class _Maker:
     samples: Sequence[Sample]
@@ -57,11 +86,8 @@ class _Maker:
 
     def source_of(self, what: str, fit: Fit | None = None, spread: float | None = None) -> str:
         """The source of a figure: when and where it was measured, on what, and how sure it is."""
-        origin, count = self.origin, len(self.devices)
         sure = f": {fit.text}" if fit else f": timings spread by {spread:.0%}" if spread is not None else ""
-        return (
-            f"measured {origin.date}, jaxlib {origin.jaxlib}, {count} devices at once on {origin.machine}; {what}{sure}"
-        )
+        return _measured(self.origin, len(self.devices), f"{what}{sure}")
 
     def device(self) -> Device:
         memory, step = self.fit("memory"), self.fit("step memory")

@@ -88,6 +88,12 @@ class _Timed:
         return low, high
 
 
+def by_kind(devices: Sequence[jax.Device]) -> tuple[tuple[jax.Device, ...], ...]:
+    """Returns devices by their kind, in the order of the first of each."""
+    kinds = dict.fromkeys(one.device_kind for one in devices)
+    return tuple(tuple([one for one in devices if one.device_kind == kind]) for kind in kinds)
+
+
 def measure(devices: Sequence[jax.Device], settings: Settings, note: Callable[[str], None]) -> tuple[Sample, ...]:
     """Returns what every kind of work takes on `devices`, all busy, net of what launching it takes.
 
@@ -104,6 +110,21 @@ def measure(devices: Sequence[jax.Device], settings: Settings, note: Callable[[s
         for one in timed:
             one.round()
     return tuple(_samples(timed))
+
+
+def measure_between(
+    groups: Sequence[Sequence[jax.Device]], settings: Settings, note: Callable[[str], None]
+) -> tuple[Sample, ...]:
+    """Returns what arrays take from each device of a group to one of the next group, all of them at once.
+
+    Shapes: `groups` are devices by kind [groups, devices of the group].
+    """
+    timed = [_transfer_between(size, groups) for size in _TRANSFERS]
+    for number in range(settings.rounds):
+        note(f"between groups, round {number + 1} of {settings.rounds}")
+        for one in timed:
+            one.round()
+    return tuple([_sample(one, one.quartiles_s()[0]) for one in timed])
 
 
 def _families(num_devices: int, dtypes: Iterable[str]) -> Iterator[Family]:
@@ -190,6 +211,20 @@ def _transfer(num_bytes: int, devices: Sequence[jax.Device]) -> _Timed:
     return _Timed("transfer", 2, float(num_bytes), len(devices) - 1, 0, launch)
 
 
+def _transfer_between(num_bytes: int, groups: Sequence[Sequence[jax.Device]]) -> _Timed:
+    """An array on its way from each device of a group to one of the next, on all devices at once."""
+    moves = [
+        (jax.device_put(np.ones(num_bytes // 4, np.float32), device), others[number % len(others)])
+        for own, others in zip(groups, (*groups[1:], groups[0]), strict=True)
+        for number, device in enumerate(own)
+    ]
+
+    def launch() -> None:
+        jax.block_until_ready([jax.device_put(array, device) for array, device in moves])
+
+    return _Timed("transfer", 2, float(num_bytes), 1, 0, launch)
+
+
 def _samples(timed: Sequence[_Timed]) -> Iterator[Sample]:
     launches = [one for one in timed if one.group == "launch"]
     (few_s, _), (many_s, _) = (one.quartiles_s() for one in launches)
@@ -197,11 +232,17 @@ def _samples(timed: Sequence[_Timed]) -> Iterator[Sample]:
     launch_s = max(few_s - launches[0].work * array_s, LEAST_S)
     between_s = next((one.quartiles_s()[0] for one in timed if one.group == "between"), 0.0)
     for one in timed:
-        low, high = one.quartiles_s()
+        low, _ = one.quartiles_s()
         if one.group in ("launch", "transfer"):
             net_s = low
         elif one.group in KINDS:  # the launch is in both
             net_s = low - between_s
         else:
             net_s = low - launch_s - one.num_arrays * array_s
-        yield Sample(one.group, one.inner, one.work, max(net_s, low * _LEAST_SHARE) / one.repeats, (high - low) / low)
+        yield _sample(one, net_s)
+
+
+def _sample(one: _Timed, net_s: float) -> Sample:
+    """Returns what was timed, net of what is not the work itself."""
+    low, high = one.quartiles_s()
+    return Sample(one.group, one.inner, one.work, max(net_s, low * _LEAST_SHARE) / one.repeats, (high - low) / low)

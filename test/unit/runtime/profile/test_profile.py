@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from io import BytesIO, StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -18,9 +19,9 @@ from rhino.ir.cluster.hardware import Line, Origin
 from rhino.ir.cluster.operators import parse_operators
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.graph.collective_stats import KINDS
-from rhino.runtime.profile.cluster import make_cluster
+from rhino.runtime.profile.cluster import make_cluster, make_groups
 from rhino.runtime.profile.fit import errors, fit_line
-from rhino.runtime.profile.measure import Sample
+from rhino.runtime.profile.measure import Sample, Settings, by_kind, measure_between
 from rhino.tools import opt
 from rhino.tools.profile import run
 
@@ -109,6 +110,30 @@ def test_a_cluster_has_what_was_measured(measured):
     assert [(kind, units) for kind, units, _ in level.collectives] == [
         (kind, units) for kind in KINDS for units in (2, 4)
     ]
+
+
+def test_unlike_devices_are_groups(tmp_path):
+    """Each kind is measured by itself, and the link between kinds on all devices at once."""
+    kinds = [SimpleNamespace(device_kind=kind, platform="cpu") for kind in "abba"]
+    found = by_kind(kinds)
+    assert [[one.device_kind for one in own] for own in found] == [["a", "a"], ["b", "b"]]
+    slow = [replace(one, seconds=2 * one.seconds) for one in samples(2)]
+    groups = [make_cluster(kind, own, jax.devices()[:1] * 2, ORIGIN) for kind, own in (("a", samples(2)), ("b", slow))]
+    devices = [jax.devices()[:2], jax.devices()[2:4]]
+    between = measure_between(devices, Settings(rounds=1), lambda _: None)
+    assert all(one.seconds > 0 for one in between)
+    line = [Sample("transfer", 2, work, 1e-4 + work / 1e8, 0.1) for work in SIZES]
+    cluster = make_groups("mixed", groups, line, ORIGIN)
+    file = tmp_path / "mixed.toml"
+    file.write_text(cluster_to_text(cluster))
+    assert load_cluster(str(file)) == cluster
+    old = datetime.date.fromisoformat(ORIGIN.date) + datetime.timedelta(MAX_AGE_DAYS + 1)
+    assert [why.split("'")[1] for why in stale(cluster, old, ORIGIN.jaxlib, ORIGIN.machine)] == ["a", "b"]
+    assert [one.device.matmul_flops_per_s("f32") for one in cluster.groups] == [
+        pytest.approx(1e10),
+        pytest.approx(5e9),
+    ]
+    assert cluster.levels[0].transfer == Line(pytest.approx(1e-4), pytest.approx(1e8))
 
 
 def test_every_figure_says_when_and_where_it_was_measured(measured):
