@@ -180,6 +180,7 @@ def test_every_form_that_a_compiler_may_choose_computes_what_one_device_does(mon
     assert {form for _, form in chosen} == {"localized", "annotated"}
 
 
+@pytest.mark.long
 def test_stage_programs_over_the_budget_are_not_run(monkeypatch):
     x = np.random.default_rng(4).random((64, 128), np.float32)
     f = rhino.parallelize(mlp_step, cluster="cpu8", donate_argnums=0, stages=2, micro_batches=2, mesh="4")

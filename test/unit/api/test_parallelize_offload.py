@@ -170,7 +170,7 @@ SAVED = {
 @pytest.mark.parametrize(
     ("form", "options"),
     [
-        pytest.param(form, one, id=f"{name}-{form}")
+        pytest.param(form, one, id=f"{name}-{form}", marks=[pytest.mark.long] if name == "stages of two" else [])
         for name, one in SAVED.items()
         for form in (("scan", "stages") if "stages" in one else ("scan", "unrolled"))
     ],

@@ -133,6 +133,7 @@ def test_two_processes_train_in_stages_as_one_does(tmp_path: Path, model: str, p
     assert f"error: [RHI-RUN-007] {words}\n  note: seen by process 0" in said[0]
 
 
+@pytest.mark.long
 def test_each_process_has_the_rows_of_its_layers(tmp_path: Path):
     codes = launched(tmp_path, scanned_part.__file__, *[(str(tmp_path),)] * 2)
     assert codes == [0, 0], (tmp_path / "said-0").read_text() + (tmp_path / "said-1").read_text()

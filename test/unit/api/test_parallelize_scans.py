@@ -76,6 +76,7 @@ def test_a_state_goes_to_the_host_and_comes_back(tmp_path: Path):
     check_same(now, trained("plain", 2)[0])
 
 
+@pytest.mark.long
 def test_a_plan_from_a_folder_runs_on_the_state_of_another(tmp_path: Path):
     step, plan = in_two_stages()
     plan.save(tmp_path / "plan")

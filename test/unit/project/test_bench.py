@@ -52,7 +52,7 @@ CASES = [
         1,
     ),
     (plans, "uneven", ["--models=mlp", "--micro-batches=8"], 1),
-    (plans, "papers", ["--cases=wr-1.3b", "--jobs=1"], 1),
+    pytest.param(plans, "papers", ["--cases=wr-1.3b", "--jobs=1"], 1, marks=LONG),
     pytest.param(plans, "tighten", ["--case=wr-2.6b", "--devices=2", "--steps=1", "--jobs=1"], 1, marks=LONG),
     pytest.param(plans, "strategies", ["--cases=wide-resnet"], 4, marks=LONG),
     pytest.param(plans, "every", ["--models=mlp", "--cluster=cpu2", "--micro-batches=1", "--jobs=1"], 3, marks=LONG),

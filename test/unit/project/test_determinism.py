@@ -76,6 +76,7 @@ def test_the_seed_of_hashes_changes_nothing(folder: Path):
     assert len(set(every[0])) == len(SMALL)  # the hash sees what was chosen
 
 
+@pytest.mark.long
 def test_neither_the_seed_of_hashes_nor_the_order_of_plans_changes_larger_ones(folder: Path):
     first, second = outputs(0, words(folder, LARGE)), outputs(1, words(folder, LARGE[::-1]))
     assert first == second[::-1]

@@ -69,7 +69,9 @@ def project(tmp_path):
     ("test", "code", "says"),
     [
         ("test_weak.py", 1, "picked.py:2: survived: max -> min\n1 of 1 mutants of picked.py: 0 noticed, 1 survived\n"),
-        ("test_strong.py", 0, "1 of 1 mutants of picked.py: 1 noticed, 0 survived\n"),
+        pytest.param(
+            "test_strong.py", 0, "1 of 1 mutants of picked.py: 1 noticed, 0 survived\n", marks=pytest.mark.long
+        ),
         ("test_other.py", 2, ""),
     ],
 )

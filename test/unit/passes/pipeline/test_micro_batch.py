@@ -99,8 +99,7 @@ def test_step_gives_the_same_answer(name: str, num: int):
     ("name", "num"),
     [
         *((name, num) for name in ZOO for num in (2, 4) if name != "unet"),
-        ("unet", 2),
-        *(pytest.param("unet", num, marks=pytest.mark.long) for num in (1, 4)),
+        *(pytest.param("unet", num, marks=pytest.mark.long) for num in (1, 2, 4)),
         ("gpt", 1),
         ("t5", 8),
     ],

@@ -361,6 +361,7 @@ def optimize(step: Path, *options: str) -> tuple[int, str, str]:
     return code, out.getvalue().decode(), err.getvalue()
 
 
+@pytest.mark.long
 def test_no_shape_of_a_real_step_is_better_than_the_one_found(step: Path):
     context = make_context()
     module = read_module(step.read_bytes(), step.name, context)
@@ -458,6 +459,7 @@ def test_a_step_that_computes_nothing_is_one_program(tmp_path: Path):
     assert not (tmp_path / "stages").exists()
 
 
+@pytest.mark.long
 def test_one_stage_is_judged_by_its_program_and_not_by_rows(tmp_path: Path):
     """Rows count before anything is chosen; a plan in one stage has its programs told."""
     text, config = export_step(mlp.model(MLP)), PlanConfig(1, (4,), 1)

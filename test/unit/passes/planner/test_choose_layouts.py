@@ -116,7 +116,11 @@ def test_between_calls_arrays_have_no_blocks(shape, viewed, dims, expected):
 
 @pytest.mark.parametrize(
     ("model", "options"),
-    [(MODEL, {"mesh": "8"}), (GROUPED, {"mesh": "8"}), (GROUPED, {"mesh": "4", "stages": 2, "micro_batches": 2})],
+    [
+        pytest.param(MODEL, {"mesh": "8"}, marks=pytest.mark.long),
+        (GROUPED, {"mesh": "8"}),
+        (GROUPED, {"mesh": "4", "stages": 2, "micro_batches": 2}),
+    ],
 )
 def test_calls_and_state_have_the_shapes_of_the_function(model, options, monkeypatch, tmp_path):
     monkeypatch.setattr(choose_layouts, "_moved_s", lambda choice: 0.0)  # or blocks would not pay for so small a step

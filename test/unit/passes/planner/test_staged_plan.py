@@ -290,6 +290,7 @@ def test_two_processes_give_the_same_results(folder: Path):
     assert "the results agree with the one-device program" in out
 
 
+@pytest.mark.long
 def test_leaves_in_pieces_are_drawn_and_compared_whole(tmp_path: Path):
     """Layers in a loop: each rank has the rows of its layers, and the command speaks of leaves."""
     path, plan = tmp_path / "scanned.mlir", str(tmp_path / "plan")

@@ -236,7 +236,15 @@ def test_loops_stack_activations_in_bf16_and_statistics_in_f32():
 
 
 @pytest.mark.parametrize(
-    ("name", "most"), [("unet", 4), ("moe", 30), ("vit", 4), ("resnet", 120), ("t5", 30), ("dnabert", 4)]
+    ("name", "most"),
+    [
+        pytest.param("unet", 4, marks=pytest.mark.long),
+        ("moe", 30),
+        ("vit", 4),
+        ("resnet", 120),
+        ("t5", 30),
+        ("dnabert", 4),
+    ],
 )
 def test_models_stay_near_to_f32(name, most):
     """In roundings; ReLU and batch norm of the tiny ResNet lose as much where they are written by hand in bf16."""
@@ -318,7 +326,11 @@ def test_parallelize_runs_it(options):
 
 
 @pytest.mark.parametrize(
-    "options", [{"stages": 2, "micro_batches": 2, "mesh": "2"}, {"stages": 4, "micro_batches": 4, "mesh": "1"}]
+    "options",
+    [
+        {"stages": 2, "micro_batches": 2, "mesh": "2"},
+        pytest.param({"stages": 4, "micro_batches": 4, "mesh": "1"}, marks=pytest.mark.long),
+    ],
 )
 def test_scanned_layers_in_stages(options):
     inputs = scanned_steps.state(), scanned_steps.batch()

@@ -68,6 +68,7 @@ def test_alleviation_comes_within_two_percent_of_the_best(devices: int):
         assert len(explored.outcomes) <= space.most
 
 
+@pytest.mark.long
 def test_on_more_devices_alleviation_is_seldom_far_off():
     """On 24 devices (20 meshes, 7 numbers, 3 shares), some starts end in a place that two primitives do not leave."""
     ratios = []

@@ -520,7 +520,7 @@ def planned(hosts, mesh, budget):
     return module, remarks.result(ShardingChoice).answer
 
 
-@pytest.mark.parametrize("mesh", ["8", "2x4"])
+@pytest.mark.parametrize("mesh", ["8", pytest.param("2x4", marks=pytest.mark.long)])
 def test_predicted_peaks_against_xla_as_memory_tightens(hosts, mesh):
     """Memory goes from all there is to too little.
 

@@ -133,7 +133,10 @@ def test_a_step_with_too_few_alike_layers_stays_as_it_is():
 
 @pytest.mark.parametrize(
     ("shape", "off_s", "off_bytes"),
-    [(PlanConfig(1, (8,), 2, 0.5), 0.005, 0.09), (PlanConfig(2, (4,), 4), 0.05, 0.09)],
+    [
+        (PlanConfig(1, (8,), 2, 0.5), 0.005, 0.09),
+        pytest.param(PlanConfig(2, (4,), 4), 0.05, 0.09, marks=pytest.mark.long),
+    ],
 )
 def test_shapes_come_to_what_they_do_with_all_layers(shape, off_s, off_bytes):
     deep = Setup(step(DEEP_GPT), "step", "cpu8", 1e12, {}, ("1f1b",))
