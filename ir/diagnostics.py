@@ -47,6 +47,7 @@ IDS: Final[dict[str, tuple[ExitCode, str]]] = {
     "RHI-CLUSTER-001": (ExitCode.BAD_INPUT, "unknown cluster preset"),
     "RHI-CLUSTER-002": (ExitCode.BAD_INPUT, "a cluster file is malformed"),
     "RHI-CLUSTER-003": (ExitCode.BAD_INPUT, "a table of operators is malformed"),
+    "RHI-CLUSTER-004": (ExitCode.BAD_INPUT, "a directory of profiled ops is malformed or incomplete"),
     "RHI-MESH-001": (ExitCode.BAD_INPUT, "the mesh does not fit the cluster"),
     "RHI-MESH-002": (ExitCode.BAD_INPUT, "the mesh of the module and the mesh asked for differ"),
     "RHI-SHARD-001": (ExitCode.BAD_INPUT, "an existing sharding, or another constraint, cannot be honoured"),
