@@ -28,7 +28,7 @@ from rhino.passes.pipeline.micro_batch import BATCH, MicroBatch
 from rhino.passes.pipeline.part_statistics import num_statistics_parts
 from rhino.passes.pipeline.parted_statistics import PartedStatistics
 from rhino.passes.pipeline.pipeline_stages import PipelineStages
-from rhino.passes.pipeline.rematerialize import Rematerialize, parse_remat
+from rhino.passes.pipeline.rematerialize import BY_STAGE, Rematerialize, parse_remat
 from rhino.passes.pipeline.shard_ranks import ShardRanks
 from rhino.passes.pipeline.split_replicas import SplitReplicas
 from rhino.passes.pipeline.split_scans import SplitScans
@@ -266,6 +266,9 @@ def _auto_parallel(options: Mapping[str, str]) -> tuple[Item, ...]:
         *((scans,) if stages.stages > 1 else ()),
         *divide,
     )
+    if again.remat == BY_STAGE and not again.host_share:
+        # Behind the search: what memory asks for follows from how a stage is sharded.
+        return (*begin, *shard, replace(stages, recomputes=True), again, split)
     if repeats(options) and max(parse_remat(again.host_share or again.remat)) > 0:
         # Stages come first, for what each keeps is its own, and a cut through what is put before its backward pass
         # would move gradients. They have no limit: what is saved has not been taken off yet.
@@ -336,7 +339,11 @@ PIPELINES: Final[dict[str, NamedPipeline]] = {
             ),
             "budget": ("", f"{_OF_DEVICE}; stages are cut so that what they hold fits it"),
             "ranks": ("", "the number of ranks; empty is one for each stage"),
-            "remat": ("", f"{_REMAT}; with stages also one for each, as 0;0.5;1; empty recomputes nothing"),
+            "remat": (
+                "",
+                f"{_REMAT}; with stages also one for each, as 0;0.5;1, or auto for what their memory asks for; empty "
+                "recomputes nothing",
+            ),
             "amp": ("", _AMP),
         },
     ),

@@ -20,7 +20,7 @@ from rhino.ir.cluster.mesh import Mesh
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.program.replicas import parse_replicas
 from rhino.ir.units import parse_size
-from rhino.passes.pipeline.rematerialize import parse_remat
+from rhino.passes.pipeline.rematerialize import BY_STAGE, parse_remat
 from rhino.passes.planner.request import parse_stages, refuse_two_meshes
 
 _OPTION: Final = re.compile(r"--([a-z][a-z-]*)(?:=('[^']*'|[^\s,;)]+))?")
@@ -141,17 +141,17 @@ def budget_bytes(given: object) -> int | None:
 
 
 def remat_shares(given: float | str | None, stages: int | None) -> tuple[float, ...]:
-    """Returns the shares that are recomputed; none for None.
+    """Returns the shares that are recomputed; none for None, and where each stage has its own by its memory.
 
     Raises:
         RhinoError: RHI-REMAT-001 where they are no shares, or not of so many stages as are given.
     """
-    if given is None:
+    if given is None or given == BY_STAGE:
         return ()
     try:
         shares = parse_remat(str(given))
     except RhinoError as error:
-        fix = "give a number from 0 to 1, or with stages one for each, as '0;0.5'"
+        fix = "give a number from 0 to 1, or with stages one for each, as '0;0.5', or 'auto'"
         raise replace(error, what=f"remat is {given!r:.60}, not between 0 and 1", fix=fix) from None
     if stages is not None and len(shares) not in (1, stages):
         what = f"remat has {len(shares)} shares, and stages is {stages}"

@@ -23,6 +23,7 @@ from rhino.ir.units import format_bytes, format_seconds
 from rhino.jit_program import Getter, NewShapesError
 from rhino.keywords import budget_bytes, count, devices_of, path_of, remat_shares, replicas_text, stages_of, texts
 from rhino.new_arguments import differences
+from rhino.passes.pipeline.rematerialize import BY_STAGE
 from rhino.passes.planner.aot import smaller_budget
 from rhino.passes.planner.request import COMPARE, MEMORY, MOST_COMPILES
 from rhino.passes.precision.mixed_precision import check_amp
@@ -308,7 +309,8 @@ def parallelize(
         schedule: in which order stages run: "1f1b", "eager-1f1b", "gpipe", "interleaved", "zero-bubble" or
             "zero-bubble-h2".
         remat: the share of the activation stash that the backward pass recomputes, 0 to 1; left out, none. As "0;0.5"
-            one for each stage, where stages, micro-batches and mesh are given.
+            one for each stage, where stages, micro-batches and mesh are given. With "auto" each stage recomputes as
+            much as its memory asks for.
         recompute: refused: it is `remat` now.
         batch: names of arguments that have the batch at dim 0, or NAME:DIM; left out, it is found.
         batch_statistics: "per-part" takes sums over the batch that examples need (normalization, balance losses) of
@@ -418,6 +420,7 @@ def parallelize(
         amp=amp,
         offload=bool(offload),
         remat=remat_shares(remat, num_stages),
+        recomputes=remat == BY_STAGE,
         stages=num_stages,
         replicas="" if replicas is None else replicas_text(replicas),
         schedule=schedule or "",

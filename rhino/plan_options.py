@@ -49,6 +49,7 @@ class PlanOptions:
     amp: str = ""
     offload: bool = False
     remat: tuple[float, ...] = ()
+    recomputes: bool = False
     stages: int | None = None
     replicas: str = ""
     schedule: str = ""
@@ -91,7 +92,7 @@ class PlanOptions:
         found = Request(
             self.search, mesh, self.stages, self.micro_batches, self.schedule, self.remat, self.budget_bytes
         )
-        return replace(found, replicas=self.replicas)
+        return replace(found, replicas=self.replicas, recomputes=self.recomputes)
 
     def with_pins(self, pins: tuple[str, ...]) -> PlanOptions:
         """Returns the same with more pins."""
@@ -123,6 +124,7 @@ class PlanOptions:
             micro_batches=self.micro_batches,
             schedule=self.schedule,
             remat=self.remat,
+            recomputes=self.recomputes,
             options={name: text for name, text in options.items() if text},
             jobs=self.jobs,
         )

@@ -442,7 +442,8 @@ def _add_steps(group: argparse._ArgumentGroup) -> None:
     add(
         "--remat",
         metavar="R",
-        help="recompute this share (0 to 1) of the activation stash in the backward pass (default 0)",
+        help="recompute this share (0 to 1) of the activation stash in the backward pass (default 0); with stages also "
+        "one for each, as 0;0.5, or auto for what their memory asks for",
     )
     add(
         "--amp",

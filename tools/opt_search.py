@@ -18,7 +18,7 @@ from rhino.passes.base import Remarks
 from rhino.passes.frontend.normalize import Normalize
 from rhino.passes.frontend.stage_marks import num_marked_stages
 from rhino.passes.pipeline.pipeline_stages import parse_tolerance
-from rhino.passes.pipeline.rematerialize import parse_remat, refuse_several
+from rhino.passes.pipeline.rematerialize import BY_STAGE, parse_remat, refuse_several
 from rhino.passes.planner.aot_parallel import Compiles
 from rhino.passes.planner.autotune import Made, choose_plan
 from rhino.passes.planner.autotune_report import Report
@@ -115,7 +115,7 @@ def request_of(options: Namespace, given: dict[str, str]) -> PlanRequest:
     Raises where a text of it is malformed.
     """
     cluster = given.get("cluster", DEFAULT_CLUSTER)
-    remat = parse_remat(options.remat) if options.remat is not None else ()
+    remat, recomputes = remat_of(options)
     refuse_several(remat)
     searches_mesh = options.mesh == AUTO
     return PlanRequest(
@@ -128,6 +128,7 @@ def request_of(options: Namespace, given: dict[str, str]) -> PlanRequest:
         micro_batches=options.num,
         schedule=options.schedule or "",
         remat=remat,
+        recomputes=recomputes,
         options={name: given[name] for name in _PASS_OPTIONS if name in given},
         strategy=options.strategy or DEFAULT,
         candidates=options.candidates or MOST,
@@ -143,19 +144,27 @@ def asked(options: Namespace) -> Request:
         options.stages,
         options.num,
         options.schedule or "",
-        parse_remat(options.remat) if options.remat is not None else (),
+        remat_of(options)[0],
         None if options.budget is None else parse_size(options.budget),
         options.strategy or "",
         options.candidates,
         options.replicas or "",
+        remat_of(options)[1],
     )
+
+
+def remat_of(options: Namespace) -> tuple[tuple[float, ...], bool]:
+    """Returns the shares that are recomputed, and whether each stage recomputes what its memory asks for."""
+    if options.remat is None or options.remat == BY_STAGE:
+        return (), options.remat == BY_STAGE
+    return parse_remat(options.remat), False
 
 
 def decided_options(options: Namespace, plan: Decided) -> Namespace:
     """Returns the command line that asks for a plan of which nothing is open."""
     found = Namespace(**vars(options))
     found.searches, found.mesh = False, "x".join(map(str, plan.mesh))
-    found.remat = f"{plan.remat:g}" if plan.remat else None
+    found.remat = BY_STAGE if plan.recomputes else f"{plan.remat:g}" if plan.remat else None
     found.num = plan.micro_batches
     if plan.replicas > 1:
         found.stages, found.replicas, found.is_decided = 1, options.replicas or str(plan.replicas), True

@@ -330,7 +330,8 @@ class Request:
     """What the user asked for beside the `options` of a plan; what is None or empty was left open.
 
     `search` is `SHARD` or `AUTOTUNE`. `mesh` is as it was given, `remat` are the shares of the activation stash that
-    are recomputed. A `strategy` looks at `candidates` plans at most.
+    are recomputed; with `recomputes` each stage recomputes what its memory asks for. A `strategy` looks at `candidates`
+    plans at most.
     """
 
     search: str = SHARD
@@ -343,10 +344,11 @@ class Request:
     strategy: str = ""
     candidates: int | None = None
     replicas: str = ""
+    recomputes: bool = False
 
     def words(self) -> dict[str, str]:
         """Returns what was asked for as texts, by name."""
-        remat = ";".join(f"{share:g}" for share in self.remat)
+        remat = "auto" if self.recomputes else ";".join(f"{share:g}" for share in self.remat)
         budget = "" if self.budget_bytes is None else format_bytes(self.budget_bytes)
         found = {"search": self.search, "mesh": self.mesh, "stages": self.stages, "micro-batches": self.micro_batches}
         found |= {"schedule": self.schedule, "remat": remat, "budget": budget}

@@ -205,7 +205,7 @@ def _own_digest(data: Mapping[str, Any]) -> str:
 def _request_json(one: Request) -> dict[str, Any]:
     """Returns what was asked for, without what was left open."""
     own = {**asdict(one), "remat": list(one.remat)}
-    return {name: value for name, value in own.items() if value not in ("", None, [])}
+    return {name: value for name, value in own.items() if value is not False and value not in ("", None, [])}
 
 
 def _request(data: dict[str, Any]) -> Request:
@@ -220,6 +220,7 @@ def _request(data: dict[str, Any]) -> Request:
         strategy=text_of(data.get("strategy", "")),
         candidates=_asked(data, "candidates"),
         replicas=text_of(data.get("replicas", "")),
+        recomputes=flag_of(data.get("recomputes", False)),
     )
     if found.search not in (SHARD, AUTOTUNE):
         raise ValueError(f"{found.search!r} is no search")

@@ -42,6 +42,9 @@ STAGE_MESHES: Final = "rhino.stage_meshes"
 STAGE_GROUPS: Final = "rhino.stage_groups"
 """On a module whose stages run on unlike devices: the group of devices of each stage."""
 
+REMAT: Final = "rhino.remat"
+"""On a module whose ops have stages: the share of its activation stash that each stage is to recompute."""
+
 NUM_STAGES: Final = "rhino.num_stages"
 RESULTS: Final = "rhino.results"
 NAME: Final = "rhino.name"

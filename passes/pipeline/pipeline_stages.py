@@ -5,7 +5,8 @@ Reads     the loop with `rhino.micro_batches` (docs/pipelines.md), or where ther
           `sdy.sharding` and `rhino.strategy`, by which work and bytes are those of one device; `rhino.stage_boundary`
           on barriers (passes/frontend/stage_marks.py); a missing `sdy.sharding_rule` is made for the time of the pass.
 Writes    `rhino.virtual_stage = v : i64` on each op of the loop's body, `rhino.stage = s : i64` on each op after it,
-          `rhino.num_stages` on the module, and `rhino.stage_groups` where stages run on unlike devices. Without a loop,
+          `rhino.num_stages` on the module, and `rhino.stage_groups` where stages run on unlike devices; with
+          `recomputes` also `rhino.remat = array<f64: ...>`, the share that each stage recomputes. Without a loop,
           on each op of the step; those that update arguments have a stage, all others a virtual one. A loop inside has
           one stage with all that is in it. Takes the marks out; adds, removes and changes no other op.
 Errors    RHI-STAGE-001 no such number of stages, RHI-STAGE-002 the tolerance is malformed, RHI-STAGE-003 existing
@@ -46,7 +47,7 @@ from rhino.ir.program.op_stages import (
     virtual_stage_of,
 )
 from rhino.ir.program.program import Program
-from rhino.ir.program.staged_module import NUM_STAGES, STAGE_GROUPS
+from rhino.ir.program.staged_module import NUM_STAGES, REMAT, STAGE_GROUPS
 from rhino.ir.units import fits_text, format_bytes, format_seconds, parse_size
 from rhino.passes.base import Pass, Remarks, opt
 from rhino.passes.frontend.stage_marks import BACK, FORWARD, direction_of, drop_marks
@@ -66,8 +67,10 @@ from rhino.strategies.pipeline.schedules import DEFAULT, Order, Pipeline, make_o
 from rhino.strategies.pipeline.split_backward_cost import split_backward_cost
 from rhino.strategies.pipeline.stages.marks import marked_stages
 from rhino.strategies.pipeline.stages.places import OpStages, op_stages
+from rhino.strategies.pipeline.stages.remat_steps import remat_steps
 from rhino.strategies.pipeline.stages.stage_graph import Staging, make_staging
 from rhino.strategies.pipeline.stages.stage_problem import OPEN, StageProblem
+from rhino.strategies.pipeline.stages.stage_remat import remat_shares, stage_remat
 from rhino.strategies.solver.answer import Infeasible, Unsolved
 from rhino.strategies.structure.training_phases import TrainingPhases, parts_of
 
@@ -116,6 +119,7 @@ class PipelineStages(Pass):
         "", "bytes per device that parameters, sums and saved activations may take, as 16GiB; empty sets no limit"
     )
     mesh: str = opt("", "the meshes of ranks, as 2x2;2;2, where they are unlike; one says nothing")
+    recomputes: bool = opt(False, "stages recompute what their budget asks for, each its own share")
     stage_rows: str = opt("", "bytes per device that stages may be estimated to hold, in place of the budget")
 
     def run(self, module: ir.Operation, remarks: Remarks) -> None:
@@ -139,6 +143,8 @@ class PipelineStages(Pass):
                 raise _unsolved(program, staging, tolerance, order, answer)
             _write(program, op_stages(staging, answer.stage))
             module.attributes[NUM_STAGES] = _number(self.stages)
+            if self.recomputes:
+                module.attributes[REMAT] = ir.DenseF64ArrayAttr.get(remat_shares(staging.problem, answer.stage))
             if groups := staging.problem.group:
                 module.attributes[STAGE_GROUPS] = ir.DenseI64ArrayAttr.get(groups)
             for place, text in _remarks(program, staging, answer):
@@ -202,6 +208,9 @@ class PipelineStages(Pass):
             if is_unlike
             else unlike_devices(plan, cluster, mesh, rank_of, seconds),
         )
+        if self.recomputes and budgets is not None:
+            steps = remat_steps(staging, handing, min(count, self.stages))
+            staging = replace(staging, problem=replace(staging.problem, remat=steps))
         working = int(np.count_nonzero(staging.problem.work))
         if not working:
             raise _bad_number(
@@ -373,7 +382,8 @@ def _remarks(program: Program, staging: Staging, answer: StageAnswer) -> Iterato
     """Yields the remarks on a choice, each with its place."""
     problem, file = staging.problem, Place(program.file)
     device = problem.device(answer.stage)
-    work, memory = problem.device_work(device), problem.device_memory(device)
+    remat = stage_remat(problem, device)
+    work, memory = problem.device_work(device) + remat.added_s, remat.held_bytes
     even = max(float(work.sum()), 1e-300) / problem.num_stages
     over, allowed = (f"{seconds / even - 1:.1%}" for seconds in (answer.work_s, answer.limit_s))
     moved, transfers = staging.moved(device)
@@ -392,6 +402,12 @@ def _remarks(program: Program, staging: Staging, answer: StageAnswer) -> Iterato
                 f"stage {stage}: {format_seconds(float(work[stage]))} per micro-batch ({share} of the work), "
                 f"{format_bytes(float(memory[stage]))} of parameters, sums and what {problem.in_flight()[stage]:.0f} "
                 "micro-batches save"
+                + (
+                    f", of which {format_bytes(float(remat.freed_bytes[stage]))} of each are recomputed in "
+                    f"{format_seconds(float(remat.added_s[stage]))}"
+                    if remat.freed_bytes[stage]
+                    else ""
+                )
             ),
         )
     present = problem.nets.present(device, problem.num_stages)

@@ -1,7 +1,9 @@
 """Compute values of the forward pass again for the backward pass, or take them to host memory, instead of keeping them.
 
 Reads     the loop with `rhino.micro_batches` (docs/pipelines.md), or where there is none the whole step as one
-          micro-batch; `rhino.virtual_stage` on ops; a missing `sdy.sharding_rule` is made for the time of the pass.
+          micro-batch; `rhino.virtual_stage` on ops; with `remat=auto` the shares of `rhino.remat` on the module, which
+          it takes out (passes/pipeline/pipeline_stages.py); a missing `sdy.sharding_rule` is made for the time of the
+          pass.
 Writes    copies of ops of the forward pass, with their attributes, right before the first op of the backward pass that
           reads what their piece makes; these reads go to the copies. What a copy reads of the forward pass goes through
           an `optimization_barrier`, with a value of the backward pass that is there only then: so nothing merges copies
@@ -37,6 +39,7 @@ from rhino.ir.plan.stages import VirtualStages
 from rhino.ir.program.accumulation import MICRO_BATCHES, accumulation_loop
 from rhino.ir.program.op_stages import latest_stage_of, num_stages_of, refuse_misplaced, virtual_stage_of
 from rhino.ir.program.program import Program, ops_of
+from rhino.ir.program.staged_module import REMAT
 from rhino.ir.units import format_bytes, format_seconds
 from rhino.passes.base import Pass, Remarks, opt
 from rhino.passes.pipeline.offload_ops import write_waiting
@@ -44,6 +47,7 @@ from rhino.passes.pipeline.rematerialize_ops import write_blocks
 from rhino.passes.pipeline.sharded_step import SHARDED_ERRORS, rank_mesh, sharded_figures
 from rhino.passes.sharding.planning_pass import DEFAULT_CLUSTER, OFFLOAD, rank_target, refuse_unknown_host
 from rhino.passes.unsharded import UNSHARDED_ERRORS, unsharded_program
+from rhino.strategies.choice.sharding_plan_costs import local_bytes
 from rhino.strategies.cost.cost_model import CostModel
 from rhino.strategies.remat.remat_graph import Stash, stash_of
 from rhino.strategies.structure.training_phases import TrainingPhases, parts_of
@@ -52,6 +56,9 @@ if TYPE_CHECKING:
     from rhino.strategies.remat.rematerialization import StageChoice
 
 _SHARE: Final = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*")
+
+BY_STAGE: Final = "auto"
+"""The `remat` with which each stage recomputes what its memory asks for."""
 
 _SLICE: Final = "stablehlo.dynamic_slice"
 
@@ -82,7 +89,8 @@ class Rematerialize(Pass):
 
     remat: str = opt(
         "1",
-        "the least share of the activation stash that is recomputed, 0 to 1; with stages also one for each, as 0;0.5;1",
+        "the least share of the activation stash that is recomputed, 0 to 1; with stages also one for each, as "
+        "0;0.5;1, or auto for what their memory asks for",
     )
     cluster: str = opt(DEFAULT_CLUSTER, "a preset's name or a cluster file")
     offload: bool = opt(False, OFFLOAD)
@@ -98,7 +106,7 @@ class Rematerialize(Pass):
 
     def write(self, program: Program, begun: Begun, remarks: Remarks) -> None:
         """Writes the copies of which the least has to run again for what is kept, and what goes to host memory."""
-        shares = parse_remat(self.host_share, "host-share") if self.host_share else parse_remat(self.remat)
+        shares = parse_remat(self.host_share, "host-share") if self.host_share else self.shares(program)
         remat = dict(enumerate(_for_stages(shares, begun.num_stages if begun.is_staged else None)))
         from rhino.strategies.remat.rematerialization import choose  # noqa: PLC0415 - loads LP solvers
 
@@ -118,6 +126,21 @@ class Rematerialize(Pass):
         remarks.record(Hosted(hosted))
         for place, text in _remarks(program, stash, choices, staged=begun.is_staged):
             remarks.add(self.name, place, text)
+
+    def shares(self, program: Program) -> tuple[float, ...]:
+        """Returns the shares that are given, or those that the cut in stages has left.
+
+        Raises RHI-REMAT-001 where there are none.
+        """
+        if self.remat != BY_STAGE:
+            return parse_remat(self.remat)
+        attributes = program.entry.operation.parent.attributes
+        if REMAT not in attributes:
+            what = "remat is auto, and no stages have been cut that say what they recompute"
+            raise _malformed(what, "give a share from 0 to 1, or ask for several stages")
+        shares = tuple(ir.DenseF64ArrayAttr(attributes[REMAT]))
+        del attributes[REMAT]
+        return shares
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +172,8 @@ def begin(program: Program, module: ir.Operation, cluster: Cluster, *, repeats: 
     Raises as the pass does.
     """
     loop = accumulation_loop(program)
-    seconds = sharded_figures(program, module, cluster).seconds if repeats else np.zeros(program.graph.num_ops)
+    figures = sharded_figures(program, module, cluster) if repeats else None
+    seconds = np.zeros(program.graph.num_ops) if figures is None else figures.seconds
     parts = parts_of(program.graph, loop, seconds)
     body, after = ([program.ops[one] for one in np.flatnonzero(part).tolist()] for part in (parts.body, parts.apply))
     refuse_misplaced(body, after, program.file)
@@ -159,10 +183,14 @@ def begin(program: Program, module: ir.Operation, cluster: Cluster, *, repeats: 
     found = {one: latest_stage_of(program.ops[one], VirtualStages(num_stages)) for one in inside}
     stages = [found.get(number) or 0 for number in range(len(program.ops))]
     count = ir.IntegerAttr(program.ops[loop.op].attributes[MICRO_BATCHES]).value if loop is not None else 1
+    stash = stash_of(program.graph, parts, stages, num_stages)
+    if figures is not None:
+        own = local_bytes(figures.plan).tolist()
+        stash = replace(stash, num_bytes={value: size and round(own[value]) for value, size in stash.num_bytes.items()})
     return Begun(
         program.graph,
         parts,
-        stash_of(program.graph, parts, stages, num_stages),
+        stash,
         num_stages,
         bool(marks),
         count,

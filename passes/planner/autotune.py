@@ -99,7 +99,7 @@ def choose_plan(
     if request.is_unlike:
         what = f"ranks of unlike meshes are asked for ({option_of_meshes(request.meshes)}), and a plan is searched for"
         raise RhinoError("RHI-STAGE-007", what, fix="say the stages and the micro-batches too, or one mesh")
-    setup = in_own_types(setup)
+    setup = replace(in_own_types(setup), recomputes=not request.remat)
     if request.replicas:
         setup = replace(setup, shares=parse_replicas(request.replicas).shares)
     schedule = SCHEDULES[setup.schedules[0]]
@@ -159,7 +159,9 @@ def _space(setup: Setup, request: PlanRequest, stages: Sequence[int]) -> Space:
         what = f"{who} need several micro-batches, and the step has no batch that can be divided"
         fix = f"name the batch with --batch=NAME:DIM, or leave --{who} out"
         raise RhinoError("RHI-BATCH-002", what, Place(setup.file), fix=fix)
-    return replace(space, remats=(request.remat[0],)) if request.remat else space
+    if request.remat or request.recomputes:
+        return replace(space, remats=request.remat[:1] or (0.0,))
+    return space
 
 
 def _check_numbers(request: PlanRequest) -> None:
@@ -408,4 +410,4 @@ def decided(estimate: Estimate) -> Decided:
     pipeline = pipeline_of(SCHEDULES[estimate.schedule], config) if estimate.schedule else None
     stages, chunks = (pipeline.num_stages, pipeline.chunks) if pipeline else (1, 1)
     own = (config.mesh, config.micro_batches, config.remat)
-    return Decided(stages, chunks, estimate.schedule, *own, config.replicas)
+    return Decided(stages, chunks, estimate.schedule, *own, config.replicas, estimate.recomputes)

@@ -9,7 +9,8 @@ from typing import Any, Final
 
 from rhino.ir.plan.plan import Alternative, Autotuning, Comparison, CompiledPlan, Plan
 from rhino.ir.units import format_bytes, format_seconds, peak_text
-from rhino.strategies.autotune.base import CutOff, Estimate, Explored, PlanConfig, Refused
+from rhino.passes.pipeline.rematerialize import BY_STAGE
+from rhino.strategies.autotune.base import CutOff, Estimate, Explored, PlanConfig, Refused, plan_name
 
 SHOWN: Final = 5
 """How many of the configurations that lost are printed, best first, and how many of those that are none.
@@ -234,7 +235,8 @@ def _config_json(config: PlanConfig) -> dict[str, Any]:
 
 def _plan_json(one: Estimate) -> dict[str, Any]:
     """Returns what says a plan, as options of the command line do."""
-    return _config_json(one.config) | {"schedule": one.schedule}
+    own = {"remat": BY_STAGE} if one.recomputes else {}
+    return _config_json(one.config) | own | {"schedule": one.schedule}
 
 
 def _estimate_json(one: Estimate) -> dict[str, Any]:
@@ -272,7 +274,7 @@ def _counts(explored: Explored) -> str:
 
 
 def _named(one: Estimate) -> str:
-    return f"{one.config}, {one.schedule}" if one.schedule else str(one.config)
+    return plan_name(one.config, one.schedule, recomputes=one.recomputes)
 
 
 def _cut_name(one: CutOff) -> str:

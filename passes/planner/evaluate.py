@@ -8,7 +8,7 @@ and schedule have it.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf, prod
@@ -55,6 +55,7 @@ from rhino.strategies.autotune.base import (
     PlanConfig,
     Refused,
     Space,
+    bound_by_memory,
     may_fit,
 )
 from rhino.strategies.choice.choice import Choice
@@ -97,6 +98,20 @@ Timed: TypeAlias = list[tuple[float, str, Order, StageEstimate]]
 The seconds of a step, the schedule, its tasks, and what its stages come to.
 """
 
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Staged:
+    """A step that is sharded by `states` [nodes] as a pipeline: its cuts, and what it takes by each schedule.
+
+    Schedules that run `ahead` are apart from the others.
+    """
+
+    states: Ints
+    cuts: StageEstimates
+    timed: Timed
+    ahead: Timed
+
+
 MOST_OPS: Final = 500_000
 """How many ops there may be in the steps that an evaluator keeps as it has read them, beside the last.
 
@@ -114,6 +129,23 @@ _OFFLOAD: Final = "offload"
 """The option that leaves it to the choice of shardings what lies in host memory."""
 
 
+@dataclass(eq=False)
+class _Planning:
+    """The search of a configuration that has begun, to end where it takes `cutoff_s`.
+
+    `staged` is the step in stages where nothing binds, once that is known.
+    """
+
+    config: PlanConfig
+    program: Program
+    choice: Choice
+    loop: Loop | None
+    search: Search
+    effective_ranks: float
+    cutoff_s: float
+    staged: _Staged | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Setup:
     """What configurations are evaluated for.
@@ -122,7 +154,8 @@ class Setup:
     `layers` is the number of alike layers in each stretch of the step that `groups` stands for, where it is folded.
     Stages are cut within one of `tolerances` of the best balance. With `own_shapes` arrays have the shapes of the step
     as written between steps: what is stored as blocks is moved in each, and estimates are of steps without. Replicas
-    take `shares` of the micro-batches, where they are given.
+    take `shares` of the micro-batches, where they are given. With `recomputes` each stage may recompute what its memory
+    asks for, where a configuration has no share for all.
     """
 
     module: bytes
@@ -136,6 +169,7 @@ class Setup:
     tolerances: tuple[float, ...] = TOLERANCES
     own_shapes: bool = False
     shares: tuple[int, ...] = ()
+    recomputes: bool = False
 
 
 def in_own_types(setup: Setup) -> Setup:
@@ -342,14 +376,15 @@ class Evaluator:
             return CutOff(config, least_s, least_s, by_memory=False, arithmetic_s=least_s)
         choice = begin_choice(with_offload(program, target) if self.setup.options.get(_OFFLOAD) else program, target)
         loop = accumulation_loop(program)
-        ranks, effective_ranks, budget = config.stages, self.effective_ranks(config, target), sum(self.budgets(config))
+        ranks, effective_ranks = config.stages, self.effective_ranks(config, target)
         ops_s = _least_cost_s(choice.problem) / effective_ranks
         if ops_s >= cutoff_s:
             return CutOff(config, ops_s, ops_s, by_memory=False)
+        recomputes = self.setup.recomputes and ranks > 1 and not config.remat
         with_memory = None
         if ranks > target.mesh.num_devices:  # memory is what most often rules out many ranks of few devices
             with_memory = self.with_memory(config, choice, loop, ops_s)
-            if isinstance(with_memory, Refused):
+            if isinstance(with_memory, Refused) and not recomputes:
                 return with_memory
         search = Search(choice.problem, replace(self.limits, cutoff=cutoff_s * effective_ranks))
         begun_s = search.begin() / effective_ranks
@@ -357,19 +392,20 @@ class Evaluator:
             return CutOff(config, begun_s, begun_s, by_memory=False)
         begun = search.first
         assert begun is not None, "it has begun"
-        timed: Timed = []
-        ahead: Timed = []
-        is_slow = False
+        planning = _Planning(config, program, choice, loop, search, effective_ranks, cutoff_s)
         if loop is not None and ranks > 1 and begun.value < inf and cutoff_s < inf:
-            timed, ahead = self.timed(config, choice, begun.states, loop)
-            is_slow = self.is_slow(config, timed, ahead, cutoff_s)
-            if is_slow:  # idle time and all, and what memory adds is long to find
-                plans = tuple(_estimates(config, choice.problem, begun.states, timed, (begun_s, begun_s)))
-                return CutOff(config, begun_s, begun_s, by_memory=False, estimated_s=timed[0][0], plans=plans)
+            staged = planning.staged = self.staged(config, choice, begun.states, loop)
+            if self.is_slow(config, staged, cutoff_s):  # idle time and all, and what memory adds is long to find
+                plans = tuple(_estimates(config, choice.problem, begun.states, staged.timed, (begun_s, begun_s)))
+                return CutOff(config, begun_s, begun_s, by_memory=False, estimated_s=staged.timed[0][0], plans=plans)
         with_memory = with_memory or self.with_memory(config, choice, loop, begun_s)
-        if isinstance(with_memory, Refused):
-            return with_memory
-        choice, problem = with_memory
+        plain: Outcome = with_memory if isinstance(with_memory, Refused) else self.within_memory(planning, *with_memory)
+        return self.recomputed(planning, plain) if recomputes and bound_by_memory(plain) else plain
+
+    def within_memory(self, planning: _Planning, choice: Choice, problem: Problem) -> Outcome:
+        """Returns what the best shardings of a step come to whose rows are within the memory of all ranks together."""
+        config, search, cutoff_s = planning.config, planning.search, planning.cutoff_s
+        ranks, effective_ranks, budget = config.stages, planning.effective_ranks, sum(self.budgets(config))
         search.remember(problem)
         free = _heard(search.free(budget))
         if isinstance(free, Infeasible):
@@ -389,19 +425,61 @@ class Evaluator:
             return _none_that_fits(config, answer, free_s)
         bounds = (answer.bound / effective_ranks, free_s)
         if config.replicas > 1:
-            return self.on_replicas(config, choice, program, answer, bounds)
+            return self.on_replicas(config, choice, planning.program, answer, bounds)
         if ranks == 1:
             compute_s, collectives_s = _shares(problem, answer.states)
             return Estimate(config, "", answer.cost, *bounds, compute_s, collectives_s, (answer.peak_bytes,))
-        assert loop is not None, "a pipeline has micro-batches"
-        if not timed or not np.array_equal(answer.states, begun.states):
-            timed, ahead = self.timed(config, choice, answer.states, loop)
-            is_slow = self.is_slow(config, timed, ahead, cutoff_s)
-        is_for_ahead = timed and timed[0][0] >= cutoff_s and not is_slow
+        staged = self.staged_again(planning, choice, answer.states)
+        timed, ahead = staged.timed, staged.ahead
+        is_for_ahead = timed and timed[0][0] >= cutoff_s and not self.is_slow(config, staged, cutoff_s)
         outcome = self.in_stages(config, problem, answer, bounds, timed, inf if is_for_ahead else cutoff_s)
         if isinstance(outcome, Estimate):
             return self.with_ahead(outcome, _estimates(config, problem, answer.states, ahead, bounds), ahead)
         return outcome
+
+    def recomputed(self, planning: _Planning, plain: Outcome) -> Outcome:
+        """Returns the better of `plain` and of plans whose stages recompute what their memory asks for.
+
+        Their shardings are the best ones whatever these keep, and the best within a budget that one micro-batch counts
+        in alone. `plain` has a bound on plans that recompute nothing beyond the share of the configuration.
+        """
+        search, budget = planning.search, sum(self.budgets(planning.config))
+        choice = planning.choice.with_memory()
+        search.remember(choice.problem)
+        free = _heard(search.free(budget))
+        if not isinstance(free, Answer):
+            return plain
+        within = _heard(search.within(budget, free))
+        known = [free, *([within] if isinstance(within, Answer) and within is not free else [])]
+        bound_s = free.bound / planning.effective_ranks
+        found = [one for answer in known for one in self.fitted(planning, choice, answer, bound_s)]
+        return with_recomputed(plain, _sorted(found), bound_s, planning.cutoff_s)
+
+    def fitted(self, planning: _Planning, choice: Choice, answer: Answer, bound_s: float) -> Iterator[Estimate]:
+        """Yields what a sharded step comes to by each schedule where stages recompute what their memory asks for.
+
+        Where it takes longer whatever they recompute, nothing is yielded.
+        """
+        config, staged = planning.config, self.staged_again(planning, choice, answer.states)
+        collectives_s = _shares(choice.problem, answer.states)[1] / config.stages
+        for step_s, name, order, _ in staged.timed:
+            if step_s >= planning.cutoff_s or SCHEDULES[name].stages_per_rank > 1:
+                continue
+            if (cut := staged.cuts.fitted(order, self.budgets(config))) is not None:
+                compute_s = cut.times.busy_s(config.micro_batches) / config.stages - collectives_s
+                peaks = cut.needs.peak_bytes(order)
+                yield Estimate(
+                    config,
+                    name,
+                    step_seconds(order, cut.times),
+                    bound_s,
+                    bound_s,
+                    compute_s,
+                    collectives_s,
+                    peaks,
+                    recomputes=True,
+                    is_pressed=True,
+                )
 
     def on_replicas(
         self, config: PlanConfig, choice: Choice, program: Program, answer: Answer, bounds: tuple[float, float]
@@ -418,14 +496,22 @@ class Evaluator:
         step_s = once_s + max(busy_s)
         return Estimate(config, "", step_s, *bounds, compute_s, collectives_s, (answer.peak_bytes,))
 
-    def is_slow(self, config: PlanConfig, timed: Timed, ahead: Timed, cutoff_s: float) -> bool:
+    def staged_again(self, planning: _Planning, choice: Choice, states: Ints) -> _Staged:
+        """Returns the step in stages of these states, which may be known from the beginning."""
+        known, loop = planning.staged, planning.loop
+        if known is not None and np.array_equal(states, known.states):
+            return known
+        assert loop is not None, "a pipeline has micro-batches"
+        return self.staged(planning.config, choice, states, loop)
+
+    def is_slow(self, config: PlanConfig, staged: _Staged, cutoff_s: float) -> bool:
         """Says whether a pipeline takes `cutoff_s` or longer by every schedule that may be used.
 
         A schedule that runs ahead may not be used if it needs too much memory.
         """
-        if not timed or timed[0][0] < cutoff_s:
+        if not staged.timed or staged.timed[0][0] < cutoff_s:
             return False
-        quick = [(order, cut.needs) for step_s, _, order, cut in ahead if step_s < cutoff_s]
+        quick = [(order, cut.needs) for step_s, _, order, cut in staged.ahead if step_s < cutoff_s]
         most = NEARLY * self.setup.budget_bytes
         return not any(self.fits(config, needs.peak_bytes(order, most)) for order, needs in quick)
 
@@ -501,8 +587,8 @@ class Evaluator:
                 others.append(estimate)
         return replace(plain, others=tuple(sorted(others, key=lambda one: one.step_s)))
 
-    def timed(self, config: PlanConfig, choice: Choice, states: Ints, loop: Loop) -> tuple[Timed, Timed]:
-        """Returns the seconds of a sharded step as a pipeline by each schedule.
+    def staged(self, config: PlanConfig, choice: Choice, states: Ints, loop: Loop) -> _Staged:
+        """Returns a sharded step as a pipeline, and its seconds by each schedule.
 
         Schedules that run ahead are returned apart from the others. There are none where the step cannot be cut.
         Configurations are compared by schedules that do not run ahead. What runs ahead needs so much memory that most
@@ -525,7 +611,7 @@ class Evaluator:
                 every = cuts.cuts(order.rank_of)
                 best = min(((step_seconds(order, cut.times), name, order, cut) for cut in every), key=_seconds)
                 (ahead if is_apart and SCHEDULES[name].runs_ahead else found).append(best)
-        return sorted(found, key=_seconds), sorted(ahead, key=_seconds)
+        return _Staged(states, cuts, sorted(found, key=_seconds), sorted(ahead, key=_seconds))
 
 
 def refusal(setup: Setup, config: PlanConfig) -> RhinoError | None:
@@ -615,6 +701,34 @@ def _best(plain: Outcome, viewed: Outcome) -> Outcome:
     is_viewed = isinstance(viewed, Estimate) or (isinstance(plain, CutOff) and viewed.bound_s < plain.bound_s)
     bounds = min(plain.bound_s, viewed.bound_s), min(plain.free_bound_s, viewed.free_bound_s)
     return replace(viewed if is_viewed else plain, bound_s=bounds[0], free_bound_s=bounds[1])
+
+
+def with_recomputed(plain: Outcome, found: Sequence[Estimate], bound_s: float, cutoff_s: float) -> Outcome:
+    """Returns what a configuration comes to whose stages may recompute what their memory asks for.
+
+    `found` are such plans, best first; `bound_s` is a bound on all of them, and `plain` what memory binds without.
+    """
+    best = next(iter(found), None)
+    if isinstance(plain, Estimate):
+        if best is None or plain.step_s <= best.step_s:
+            return replace(plain, bound_s=bound_s, others=_sorted([*plain.others, *found]), is_pressed=True)
+        others = [*found[1:], *plain.others, replace(plain, others=(), ahead=None)]
+        ahead = plain.ahead if plain.ahead and plain.ahead.step_s < best.step_s else None
+        return replace(best, others=_sorted(others), ahead=ahead)
+    if best is not None and best.step_s < cutoff_s:
+        nearly = plain.nearly if isinstance(plain, Refused) else ()
+        return replace(best, others=_sorted([*found[1:], *nearly]))
+    if isinstance(plain, CutOff):
+        estimated_s = min([max(plain.bound_s, plain.estimated_s), *(one.step_s for one in found[:1])])
+        plans = _sorted([*plain.plans, *found])
+        return replace(plain, bound_s=bound_s, estimated_s=estimated_s, plans=plans)
+    if best is not None:
+        return CutOff(plain.config, bound_s, bound_s, by_memory=True, estimated_s=best.step_s, plans=tuple(found))
+    return plain
+
+
+def _sorted(plans: Sequence[Estimate]) -> tuple[Estimate, ...]:
+    return tuple(sorted(plans, key=lambda one: one.step_s))
 
 
 def _heard(found: Answer | Infeasible | Unsolved) -> Answer | Infeasible | Unsolved:

@@ -12,9 +12,10 @@ from rhino.ir.cluster.groups import largest_memory
 from rhino.ir.cluster.mesh import Mesh, mesh_of_shape, option_of_meshes
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.units import parse_size
+from rhino.passes.pipeline.rematerialize import BY_STAGE
 from rhino.passes.sharding.planning_pass import AUTO
 from rhino.strategies.autotune import DEFAULT as BEST
-from rhino.strategies.autotune.base import MOST, PlanConfig
+from rhino.strategies.autotune.base import MOST, PlanConfig, plan_name
 from rhino.strategies.pipeline.schedules import DEFAULT, SCHEDULES, find_schedule, num_ranks_of
 
 COMPARE, MEMORY = "compare", "memory"
@@ -60,6 +61,7 @@ class Decided:
     """A plan of which nothing is open.
 
     Without a `schedule` it has one stage, on each of `replicas`; `mesh` is that of a rank, which has `chunks` stages.
+    With `recomputes` each stage recomputes what its memory asks for.
     """
 
     stages: int
@@ -69,11 +71,12 @@ class Decided:
     micro_batches: int
     remat: float
     replicas: int = 1
+    recomputes: bool = False
 
     def __str__(self) -> str:
         """Says the configuration, and the schedule where there is one."""
         config = PlanConfig(self.stages // self.chunks, self.mesh, self.micro_batches, self.remat, self.replicas)
-        return f"{config}, {self.schedule}" if self.schedule else str(config)
+        return plan_name(config, self.schedule, recomputes=self.recomputes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +88,8 @@ class PlanRequest:
     `stages` are those of the model, of which a schedule may put several on a rank; in their place, `replicas` are ranks
     that share the micro-batches, as `rhino.ir.program.replicas` parses them. `meshes` is one for all ranks, or one for
     each; none is open, and is searched for where `searches_mesh`. `budget_bytes` are per device. `remat` is the share
-    of the activation stash that is recomputed, one for all stages or one for each. `options` are others of the passes,
-    by name: the level, and constraints on tensors and ops.
+    of the activation stash that is recomputed, one for all stages or one for each; with `recomputes` each recomputes
+    what its memory asks for. `options` are others of the passes, by name: the level, and constraints on tensors and ops.
 
     In a search a strategy looks at `candidates` plans at most, in `jobs` processes (None: one a core).
     """
@@ -100,6 +103,7 @@ class PlanRequest:
     micro_batches: int | None = None
     schedule: str = ""
     remat: tuple[float, ...] = ()
+    recomputes: bool = False
     options: Mapping[str, str] = field(default_factory=dict)
     strategy: str = BEST
     candidates: int = MOST
@@ -134,6 +138,7 @@ class PlanRequest:
             searches_mesh=False,
             micro_batches=plan.micro_batches if plan.schedule or plan.micro_batches > 1 else None,
             remat=(plan.remat,) if plan.remat else (),
+            recomputes=plan.recomputes,
             stages=plan.stages,
             replicas=self.replicas or (str(plan.replicas) if plan.replicas > 1 else ""),
             schedule=plan.schedule,
@@ -147,7 +152,7 @@ class PlanRequest:
             "mesh": mesh,
             "budget": str(self.budget_bytes),
             "num": "" if self.micro_batches is None else str(self.micro_batches),
-            "remat": ";".join(f"{share:g}" for share in self.remat),
+            "remat": BY_STAGE if self.recomputes else ";".join(f"{share:g}" for share in self.remat),
         }
         return {name: text for name, text in {**self.options, **own}.items() if text}
 

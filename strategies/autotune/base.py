@@ -104,6 +104,8 @@ class Estimate:
     `collectives_s` + `idle_s`, each rank's mean. `others` are those by other schedules, best first, but for those that
     need too much by far; `ahead` is the best by those that run ahead, where it takes less and fits. Shapes:
     `peak_bytes` [ranks]; where one needs too much, of that alone; of `others`, none where that was not told.
+    With `recomputes` each stage recomputes what its memory asks for; `is_pressed` says that memory slows the plan down
+    where bounds do not tell, as they hold for plans that recompute, too.
     """
 
     config: PlanConfig
@@ -116,6 +118,8 @@ class Estimate:
     peak_bytes: tuple[float, ...]
     others: tuple[Estimate, ...] = ()
     ahead: Estimate | None = None
+    recomputes: bool = False
+    is_pressed: bool = False
 
     @property
     def quickest(self) -> Estimate:
@@ -130,7 +134,7 @@ class Estimate:
     @property
     def is_bound_by_memory(self) -> bool:
         """Says whether the configuration would be faster with more memory."""
-        return self.bound_s > self.free_bound_s * (1 + BINDS)
+        return self.is_pressed or self.bound_s > self.free_bound_s * (1 + BINDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +188,12 @@ class CutOff:
 
 
 Outcome = Estimate | Refused | CutOff
+
+
+def plan_name(config: PlanConfig, schedule: str, *, recomputes: bool) -> str:
+    """Returns what a plan of a configuration is called."""
+    own = ", each recomputing what its memory asks for" if recomputes else ""
+    return f"{config}{own}, {schedule}" if schedule else str(config)
 
 
 def may_fit(estimate: Estimate, budget_bytes: float) -> bool:

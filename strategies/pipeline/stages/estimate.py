@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from rhino.strategies.choice.sharding_plan import ShardingPlan
 from rhino.strategies.choice.sharding_plan_costs import local_bytes, runs_alone
 from rhino.strategies.cost.cost_model import CostModel
 from rhino.strategies.pipeline.activation_stash import Handing
+from rhino.strategies.pipeline.schedules.base import Order
 from rhino.strategies.pipeline.split_backward_cost import split_backward_cost
 from rhino.strategies.pipeline.stages.balance import awaited_nodes, stage_times
 from rhino.strategies.pipeline.stages.line import (
@@ -34,11 +36,15 @@ from rhino.strategies.pipeline.stages.line import (
 )
 from rhino.strategies.pipeline.stages.needs import StageNeeds
 from rhino.strategies.pipeline.stages.places import op_stages
+from rhino.strategies.pipeline.stages.remat_steps import remat_steps
 from rhino.strategies.pipeline.stages.stage_graph import UnlikeDevices, make_staging
-from rhino.strategies.pipeline.stages.stage_problem import StageProblem
+from rhino.strategies.pipeline.stages.stage_problem import RematSteps, StageProblem
 from rhino.strategies.pipeline.stages.stage_remat import stage_remat
-from rhino.strategies.pipeline.step_time import StageTimes
+from rhino.strategies.pipeline.step_time import StageTimes, step_seconds
 from rhino.strategies.structure.training_phases import parts_of
+
+FITTINGS: Final = 4
+"""How often a cut is corrected by what its programs are estimated to need."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,10 +63,14 @@ class Sharded:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StageEstimate:
-    """A cut in stages: what they take, and what devices of each need."""
+    """A cut in stages: what they take, and what devices of each need.
+
+    Shapes: `held_bytes` [stages], what devices hold as the cut counts it.
+    """
 
     times: StageTimes
     needs: StageNeeds
+    held_bytes: Floats
 
 
 class StageEstimates:
@@ -104,18 +114,48 @@ class StageEstimates:
         self.pieces = [_pieces(self.staging.problem, line) for line in self.lines]
         self.temporaries: dict[object, float] = {}
         self.found: dict[tuple[int, tuple[int, ...]], tuple[StageEstimate, ...]] = {}
+        self.steps: dict[int, RematSteps] = {}
 
     def cuts(self, rank_of: Sequence[int]) -> tuple[StageEstimate, ...]:
         """Returns the cuts in stages on ranks `rank_of` [stages] that are the best within some tolerance.
 
         The most even comes first.
         """
-        group = tuple([self.unlike.group[rank] for rank in rank_of]) if self.unlike else ()
-        key = len(rank_of), group
+        problem = self._problem(rank_of)
+        key = problem.num_stages, problem.group
         if key not in self.found:
-            problem = replace(self.staging.problem, num_stages=len(rank_of), group=group)
             self.found[key] = tuple([self._estimate(problem, stage) for stage in self._best_on_lines(problem)])
         return self.found[key]
+
+    def fitted(self, order: Order, budgets: Sequence[float]) -> StageEstimate | None:
+        """Returns the cut by which a step takes least whose stages recompute what their ranks' budgets ask for.
+
+        There is a stage on each rank. What a cut counts leaves out temporaries, and what comes from other stages: from
+        cut to cut budgets are corrected by what these take. None where no cut was found that fits.
+        """
+        problem, limits = self._problem(order.rank_of), np.array(budgets)
+        if problem.num_stages not in self.steps:
+            in_flight = min(problem.num_stages, self.num_micro_batches)
+            self.steps[problem.num_stages] = remat_steps(self.staging, self.handing, in_flight)
+        problem = replace(problem, remat=self.steps[problem.num_stages])
+        own = limits
+        for _ in range(FITTINGS):
+            if (own <= 0).any():
+                return None
+            fitting = replace(problem, budget_bytes=tuple(own.tolist()))
+            cuts = [self._estimate(fitting, stage) for stage in self._best_on_lines(fitting)]
+            if not cuts:
+                return None
+            best = min(cuts, key=lambda one: step_seconds(order, one.times))
+            peaks = np.array(best.needs.peak_bytes(order))
+            if (peaks <= limits).all():
+                return best
+            own = np.minimum(own, limits - (peaks - best.held_bytes))
+        return None
+
+    def _problem(self, rank_of: Sequence[int]) -> StageProblem:
+        group = tuple([self.unlike.group[rank] for rank in rank_of]) if self.unlike else ()
+        return replace(self.staging.problem, num_stages=len(rank_of), group=group)
 
     def _estimate(self, problem: StageProblem, stage: Ints) -> StageEstimate:
         """Returns what stages take and need, where `stage` [nodes] are virtual stages."""
@@ -137,8 +177,17 @@ class StageEstimates:
         own = np.bincount(device, weights=problem.own_bytes, minlength=num_stages)
         kept = own + problem.resident.size @ problem.resident.present(device, num_stages)
         awaited_ops = (self.staging.node >= 0) & awaited[self.staging.node]
-        needs = StageNeeds(self.sharded.plan, self.handing, by_op, awaited_ops, tuple(kept.tolist()), self.temporaries)
-        return StageEstimate(times, needs)
+        needs = StageNeeds(
+            self.sharded.plan,
+            self.handing,
+            by_op,
+            awaited_ops,
+            kept_bytes=tuple(kept.tolist()),
+            freed_bytes=tuple(remat.freed_bytes.tolist()),
+            again_bytes=tuple(remat.alive_bytes.tolist()),
+            temporaries=self.temporaries,
+        )
+        return StageEstimate(times, needs, remat.held_bytes)
 
     def _best_on_lines(self, problem: StageProblem) -> Iterator[Ints]:
         """Yields each node's virtual stage in the best cut of a line within each tolerance, in its best balance.
@@ -150,6 +199,8 @@ class StageEstimates:
             on_devices(problem, replace(one, pins=one.pins * problem.num_stages)) for one in self.pieces
         ]  # any may be any stage
         least_s = min(least_work(problem, parts) for parts in pieces)
+        if least_s == np.inf:
+            return
         taken: list[tuple[float, float]] = []
         for tolerance in self.tolerances:
             limit_s = least_s * (1 + tolerance)

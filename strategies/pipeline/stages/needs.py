@@ -36,8 +36,9 @@ class StageNeeds:
     """What devices of the stages of a step need, program by program, each told when it is first asked for.
 
     Shapes: `stages` [ops], where ops are; `awaited` [ops], which ops another stage waits for; `kept_bytes` [stages],
-    what a device holds throughout a step. `temporaries` are those of programs by their structure, which cuts of one
-    plan may share.
+    what a device holds throughout a step; `freed_bytes` [stages], what of a micro-batch is recomputed, and
+    `again_bytes` [stages], what of that is there again at once. `temporaries` are those of programs by their structure,
+    which cuts of one plan may share.
     """
 
     plan: ShardingPlan
@@ -45,6 +46,8 @@ class StageNeeds:
     stages: OpStages
     awaited: Bools
     kept_bytes: tuple[float, ...]
+    freed_bytes: tuple[float, ...]
+    again_bytes: tuple[float, ...]
     temporaries: dict[object, float] = field(default_factory=dict)
     virtual_of: list[int] = field(init=False)
     device_of: list[int] = field(init=False)
@@ -109,7 +112,7 @@ class StageNeeds:
 
     def saved_bytes(self, stage: int) -> float:
         """Returns what is held of a micro-batch from its forward pass to its backward pass."""
-        return self.handing.size(self.activation_stash(stage))
+        return max(0.0, self.handing.size(self.activation_stash(stage)) - self.freed_bytes[stage])
 
     def ahead_bytes(self, stage: int) -> float:
         """Returns what comes in from other stages for the next program while one runs."""
@@ -135,7 +138,7 @@ class StageNeeds:
             sizes = [
                 bytes_of(self.plan, v, spec) if v in stays else self.sent_bytes(v, spec) for v, spec in crossing.items()
             ]
-            self.passing[key] = self.temporary_bytes(part) + sum(sizes)
+            self.passing[key] = self.temporary_bytes(part) + self.recomputed_bytes(phase, stage) + sum(sizes)
         return self.passing[key]
 
     def sent_bytes(self, value: int, spec: Spec) -> float:
@@ -144,6 +147,15 @@ class StageNeeds:
         Of the tensors that it stands for, one goes.
         """
         return self.plan.graph.type_of(value).num_bytes / num_parts(spec, self.plan.sizes)
+
+    def recomputed_bytes(self, phase: Phase, stage: int) -> float:
+        """Returns the bytes that rematerialization adds to the temporaries of a program.
+
+        The last stage does both ways in one program, of which what is recomputed is a temporary less.
+        """
+        if phase not in ("backward", "input-gradient"):
+            return 0.0
+        return self.again_bytes[stage] - (self.freed_bytes[stage] if stage == self.virtual.num_stages - 1 else 0.0)
 
     def temporary_bytes(self, part: PlanPart) -> float:
         """Returns the bytes of a program's temporaries.

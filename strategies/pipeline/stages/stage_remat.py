@@ -31,6 +31,10 @@ CONTENT: Final = 1e-3
 """The share of a device's work that a better choice of steps would have to save to be looked for."""
 
 
+DECIMALS: Final = 1e6
+"""The parts of one in which shares are written."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class StageRemat:
     """What devices recompute.
@@ -67,6 +71,18 @@ def stage_remat(problem: StageProblem, device: Ints) -> StageRemat:
         freed[stage], alive[stage] = remat.nets.size[found].sum(), remat.alive_bytes[found].max(initial=0.0)
         held[stage] += alive[stage] - in_flight * freed[stage]
     return StageRemat(taken, added_s, held, freed, alive)
+
+
+def remat_shares(problem: StageProblem, stage: Ints) -> tuple[float, ...]:
+    """Returns the share of its activation stash that each stage recomputes, rounded down [stages].
+
+    Shapes: `stage` [nodes], virtual.
+    """
+    device = problem.device(stage)
+    freed = stage_remat(problem, device).freed_bytes
+    stash = np.bincount(device, weights=problem.remat.stash_bytes, minlength=problem.num_stages) if freed.any() else 1.0
+    shares: Floats = np.floor(np.minimum(freed / np.maximum(stash, 1e-300), 1.0) * DECIMALS) / DECIMALS
+    return tuple(shares.tolist())
 
 
 def fits(problem: StageProblem, device: Ints, limit_s: float) -> bool:
