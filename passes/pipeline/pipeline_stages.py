@@ -92,6 +92,18 @@ class StageCut:
     answer: StageAnswer
     staging: Staging
 
+    @property
+    def recomputes(self) -> bool:
+        """Whether stages may recompute what they save."""
+        return len(self.staging.problem.remat) > 0
+
+    @property
+    def held_bytes(self) -> list[float]:
+        """What the devices of each stage hold, as the cut counts it [stages]."""
+        problem = self.staging.problem
+        held: list[float] = stage_remat(problem, problem.device(self.answer.stage)).held_bytes.tolist()
+        return held
+
 
 @dataclass(frozen=True)
 class PipelineStages(Pass):
@@ -120,7 +132,9 @@ class PipelineStages(Pass):
     )
     mesh: str = opt("", "the meshes of ranks, as 2x2;2;2, where they are unlike; one says nothing")
     recomputes: bool = opt(False, "stages recompute what their budget asks for, each its own share")
-    stage_rows: str = opt("", "bytes per device that stages may be estimated to hold, in place of the budget")
+    stage_rows: str = opt(
+        "", "bytes per device that stages may be estimated to hold, in place of the budget; also one for each, as a;b"
+    )
 
     def run(self, module: ir.Operation, remarks: Remarks) -> None:
         """Annotates `module` in place."""
@@ -189,10 +203,10 @@ class PipelineStages(Pass):
         rank_of = [min(rank, len(meshes) - 1) for rank in rank_of]
         budgets: list[float] | None = None
         if self.budget and self.stages > 1:  # of one, the proof of the plan decides, more exactly than rows
-            allowed = parse_size(self.stage_rows or self.budget) / parse_size(self.budget)
             most = rank_budgets(cluster, sizes, parse_size(self.budget))
             # What values take is known of the mesh that is shown; others divide it among so many more devices.
-            budgets = [most[rank] * allowed * sizes[rank] / mesh.num_devices for rank in rank_of]
+            scaled = [own * size / mesh.num_devices for own, size in zip(most, sizes, strict=True)]
+            budgets = self._budgets(scaled, rank_of)
         staging = make_staging(
             program.graph,
             parts,
@@ -221,6 +235,19 @@ class PipelineStages(Pass):
             raise _bad_number(what, f"ask for at most {working}, or give loops in it unrolled: each counts as one")
         _check_order(program, staging, pins)
         return staging
+
+    def _budgets(self, own: Sequence[float], rank_of: Sequence[int]) -> list[float]:
+        """Returns what devices of each stage may hold, on ranks `rank_of` [stages] with budgets of their `own`.
+
+        Raises RHI-STAGE-001 for limits of another number of stages.
+        """
+        limits = [parse_size(one) for one in (self.stage_rows or self.budget).split(";")]
+        if len(limits) == 1:
+            return [own[rank] * limits[0] / parse_size(self.budget) for rank in rank_of]
+        if len(limits) != self.stages:
+            what = f"stage-rows has {len(limits)} values, and {self.stages} stages were requested"
+            raise _bad_number(what, "give one value, or one for each stage")
+        return [float(one) for one in limits]
 
     def _marked(self, program: Program, parts: TrainingPhases) -> dict[int, int]:
         """Returns the virtual stages of ops that follow from the user's boundaries.

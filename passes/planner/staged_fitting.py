@@ -16,8 +16,9 @@ from typing import Final, Generic, TypeVar
 from rhino.ir.diagnostics import ExitCode, RhinoError
 from rhino.ir.plan.plan import Plan
 from rhino.passes.base import Remarks
+from rhino.passes.pipeline.pipeline_stages import StageCut
 from rhino.passes.planner.module_facts import ROW_LIMITS
-from rhino.passes.planner.plan_rows import fullest_rank
+from rhino.passes.planner.plan_rows import fullest_rank, rank_limits
 from rhino.passes.sharding.choose_shardings import ShardingChoice
 from rhino.strategies.sharding.memory_fitting import RowLimits
 
@@ -62,6 +63,20 @@ class Attempt(Generic[T]):
         """The largest peak of a device; of one that may hold less than the budget, in shares of what it may."""
         predicted, (rank, own) = self.plan.predicted, fullest_rank(self.plan)
         return predicted.peak_bytes[rank] * predicted.budget_bytes / own.budget_bytes
+
+    @property
+    def over_bytes(self) -> list[float]:
+        """By how much each rank's peak is over what its devices may hold, less than zero where it is below [ranks]."""
+        pairs = zip(self.plan.predicted.peak_bytes, rank_limits(self.plan), strict=True)
+        return [peak - own.budget_bytes for peak, own in pairs]
+
+    @property
+    def held_bytes(self) -> list[float]:
+        """What the stage of each rank is estimated to hold; empty where it could not have recomputed less [ranks]."""
+        cut = self.remarks.find(StageCut)
+        if cut is None or not cut.recomputes or len(cut.held_bytes) != self.plan.num_ranks:
+            return []
+        return cut.held_bytes
 
     @property
     def rows_bytes(self) -> float | None:
@@ -150,6 +165,8 @@ class _Attempts(Generic[T]):
         cut = self.tried({_ROWS: str(int(limit))})
         if (cut and self.fits(cut)) or (cut is None and self.refused[-1].id in _NO_SHARDINGS):
             return cut
+        if cut and cut.held_bytes:
+            return self.recomputed(cut, limit)
         found = [cut, self.tried({_ROWS: str(int(limit)), _STAGE_ROWS: str(_UNLIMITED)})]
         less = float(self.budget_bytes)
         while cut and len(found) < _CUTS and not any(one and self.fits(one) for one in found):
@@ -157,6 +174,26 @@ class _Attempts(Generic[T]):
             cut = self.tried({_ROWS: str(int(limit)), _STAGE_ROWS: str(int(less))}) if less >= 1 else None
             found.append(cut)
         return min([one for one in found if one], key=_peak, default=None)
+
+    def recomputed(self, cut: Attempt[T], limit: float) -> Attempt[T]:
+        """Returns an attempt within a limit of rows whose stages recompute more than those of `cut`, which is too large.
+
+        What a stage is estimated to hold is limited to what it held, less what its rank then has too much. It is the
+        smallest where none fits.
+        """
+        found, limits = [cut], [float(one.budget_bytes) for one in rank_limits(cut.plan)]
+        while len(found) < _CUTS and not self.fits(found[-1]):
+            over = found[-1].over_bytes
+            limits = [
+                min(most, held) - more if more > 0 else most
+                for most, held, more in zip(limits, found[-1].held_bytes, over, strict=True)
+            ]
+            own = ";".join(str(int(one)) for one in limits)
+            one = self.tried({_ROWS: str(int(limit)), _STAGE_ROWS: own}) if min(limits) >= 1 else None
+            if one is None:
+                break
+            found.append(one)
+        return min(found, key=_peak)
 
     def tried(self, more: dict[str, str]) -> Attempt[T] | None:
         try:
