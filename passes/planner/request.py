@@ -89,7 +89,8 @@ class PlanRequest:
     that share the micro-batches, as `rhino.ir.program.replicas` parses them. `meshes` is one for all ranks, or one for
     each; none is open, and is searched for where `searches_mesh`. `budget_bytes` are per device. `remat` is the share
     of the activation stash that is recomputed, one for all stages or one for each; with `recomputes` each recomputes
-    what its memory asks for. `options` are others of the passes, by name: the level, and constraints on tensors and ops.
+    what its memory asks for. `options` are others of the passes, by name: the level, and constraints on tensors and
+    ops.
 
     In a search a strategy looks at `candidates` plans at most, in `jobs` processes (None: one a core).
     """
