@@ -322,14 +322,15 @@ class _Charged:
     States are numbered as in the problem.
     """
 
-    prices: dict[tuple[int, int], tuple[Floats, Floats]]
+    prices: dict[tuple[int, int], tuple[Floats, Floats] | None]
     masks: dict[int, Ints]
     num_states: Ints
 
     @staticmethod
     def of(ascent: Ascent, elimination: AnyElimination, nodes: list[int], core: Problem) -> _Charged:
         ends = zip(core.edge_u.tolist(), core.edge_v.tolist(), strict=True)
-        prices = {(nodes[u], nodes[v]): ascent.at(edge) for edge, (u, v) in enumerate(ends)}
+        whole = ascent.whole
+        prices = {(nodes[u], nodes[v]): whole(edge) for edge, (u, v) in enumerate(ends)}
         masks = {n: np.array(elimination.left(n), dtype=np.int64) for n in nodes}
         return _Charged(prices, masks, elimination.problem.num_states())
 

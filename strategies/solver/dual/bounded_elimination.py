@@ -81,5 +81,6 @@ def greedy(ascent: Ascent) -> Ints:
         place = int(costs.argmin())
         states[node] = left[node][place]
         for e, side, other in onward[node]:
-            total[other] += ascent.tables[e][1 - side][place] - prices[e][side][place] - prices[e][1 - side]
+            table = ascent.tables[e] if side == 0 else ascent.tables[e].turned()
+            total[other] += table.row(place) - prices[e][side][place] - prices[e][1 - side]
     return states

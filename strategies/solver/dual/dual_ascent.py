@@ -31,12 +31,13 @@ Source: sequential tree-reweighted message passing (Kolmogorov 2006), in the for
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from rhino.ir.arrays import Bools, Floats, Ints
 from rhino.strategies.solver.dual.colour_refinement import Lifted
+from rhino.strategies.solver.dual.merged_tables import MergedTable
 from rhino.strategies.solver.dual.price_passes import Passes, least_of
 
 _PERIOD, _GROWTH = 3, 1.2
@@ -56,7 +57,10 @@ _MOST: Final = 4.0
 
 
 Start = Callable[[int], tuple[Floats, Floats] | None]
-"""The prices at the ends of an edge that an ascent begins with, None for none."""
+"""The prices at the ends of an edge of a problem that an ascent begins with, None for none."""
+
+Prices = Callable[[int], tuple[Floats, Floats]]
+"""The prices at the ends of each edge of a problem."""
 
 Left = Callable[[int], Ints]
 """The states of a node that an ascent begins with."""
@@ -68,8 +72,13 @@ class Ascent:
     `bound` is the best so far, infinite once nothing is found to be legal.
     """
 
-    def __init__(self, lifted: Lifted, start: Start | None = None, left: Left | None = None) -> None:
-        """Starts from the prices that `start` gives, or from none, with the states that `left` gives, or all."""
+    def __init__(
+        self, lifted: Lifted, start: Start | None = None, left: Left | None = None, whole: Start | None = None
+    ) -> None:
+        """Starts from the prices that `start` gives, or from none, with the states that `left` gives, or all.
+
+        `whole` gives the last prices with all states, where some are left out.
+        """
         self.lifted = lifted
         problem = lifted.problem
         used = np.bincount(np.concatenate([problem.node_table, problem.edge_table]), minlength=len(problem.tables))
@@ -77,42 +86,41 @@ class Ascent:
         self.barred = 3.0 * most or 1.0
         node_tables, edge_tables = problem.node_table[lifted.node].tolist(), problem.edge_table[lifted.edge].tolist()
         self._is_large = sum([problem.tables[table].size for table in edge_tables]) >= _LARGE
-        finite = [np.where(np.isfinite(table), table, self.barred) for table in problem.tables]
-        costs, tables = [finite[table] for table in node_tables], [finite[table] for table in edge_tables]
-        self._before = [(np.zeros(len(table)), np.zeros(table.shape[1])) for table in tables]
-        if start is not None:
-            for pair, first in zip(self._before, lifted.edge, strict=True):
-                for price, old in zip(pair, start(first) or (), strict=False):
-                    price[:] = old
+        finite = {
+            number: np.where(np.isfinite(table := problem.tables[number]), table, self.barred)
+            for number in sorted({*node_tables, *edge_tables})
+        }
+        merged = {number: MergedTable.of(finite[number]) for number in sorted(set(edge_tables))}
+        costs, tables = [finite[table] for table in node_tables], [merged[table] for table in edge_tables]
         first_of = dict(zip(reversed(lifted.group), reversed(lifted.node), strict=True))
-        self.left = [
-            np.arange(len(problem.tables[problem.node_table[node]])) if left is None else left(node)
-            for _, node in sorted(first_of.items())
-        ]
+        every = [np.arange(len(problem.tables[problem.node_table[node]])) for _, node in sorted(first_of.items())]
+        self.left = every if left is None else [left(node) for _, node in sorted(first_of.items())]
         """By group, the states that are not left out."""
         if left is not None:
             costs, tables = self._sliced(costs, tables, self.left)
         self._build(costs, tables)
+        if start is not None:
+            for pair, first, ends in zip(self.prices, lifted.edge, self._ends(), strict=True):
+                for price, old, states in zip(pair, start(first) or (), ends, strict=False):
+                    price[:] = old[states]
+        self._whole: Start | None = whole
         self._step = 1.0
         self.bound = self._or_illegal(self._exact.value())
 
-    def _build(self, costs: list[Floats], tables: list[Floats]) -> None:
-        """Makes ready for passes with the states that are left, from the last prices."""
+    def _build(self, costs: list[Floats], tables: list[MergedTable]) -> None:
+        """Makes ready for passes with the states that are left, without prices."""
+        self.tables = tables
         each = {id(table): table for table in tables}
-        flipped = {number: one.T if self._is_large else np.ascontiguousarray(one.T) for number, one in each.items()}
-        self.tables = [(flipped[id(table)], table) for table in tables]
-        self._exact = Passes(self.lifted, costs, self.tables)
+        turned = {number: one.turned() if self._is_large else one.turned().contiguous() for number, one in each.items()}
+        pairs = [(turned[id(table)], table) for table in tables]
+        self._exact = Passes(self.lifted, costs, pairs, self.left)
         self.prices = self._exact.prices
-        for pair, before, ends in zip(self.prices, self._before, self._ends(), strict=True):
-            for price, old, states in zip(pair, before, ends, strict=True):
-                price[:] = old[states]
         self._rough: Passes | None = None
         if self._is_large:
-            single: np.dtype[Any] = np.dtype(np.float32)
-            rough = {number: one.astype(single) for number, one in each.items()}
-            turned = {number: np.ascontiguousarray(one.T) for number, one in rough.items()}
+            rough = {number: one.single() for number, one in each.items()}
+            turned = {number: one.turned().contiguous() for number, one in rough.items()}
             pairs = [(turned[id(table)], rough[id(table)]) for table in tables]
-            self._rough = Passes(self.lifted, [one.astype(single) for one in costs], pairs)
+            self._rough = Passes(self.lifted, [one.astype(np.float32) for one in costs], pairs, self.left)
 
     def _ends(self) -> Iterator[tuple[Ints, Ints]]:
         """Yields the states that are left at both ends of each edge."""
@@ -131,43 +139,70 @@ class Ascent:
         for group, excess in zip(self.lifted.group, self._excess(), strict=True):
             within[group] = within.get(group, False) | (excess <= room)
         kept = [np.flatnonzero(within[group]) for group in range(len(self.left))]
-        entries = sum([len(kept[first]) * len(kept[second]) for first, second in self.lifted.edge_groups])
-        if not all(map(len, kept)) or entries > _WORTH * sum([table.size for _, table in self.tables]):
+        entries = self._entries(kept)
+        if not all(map(len, kept)) or entries > _WORTH * self._entries(self.left):
             return
-        for pair, before, ends in zip(self.prices, self._before, self._ends(), strict=True):
-            for price, old, states in zip(pair, before, ends, strict=True):
-                old[states] = price
-        costs, tables = self._sliced(self._exact.costs, [table for _, table in self.tables], kept)
+        before = self._by_edge([(first.copy(), second.copy()) for first, second in self.prices])
+        if self._whole is None:
+            self._whole = before
+        costs, tables = self._sliced(self._exact.costs, self.tables, kept)
         self.left = [states[here] for states, here in zip(self.left, kept, strict=True)]
         self._build(costs, tables)
+        for pair, first, (group, other) in zip(self.prices, self.lifted.edge, self.lifted.edge_groups, strict=True):
+            for price, old, here in zip(pair, before(first), (kept[group], kept[other]), strict=True):
+                price[:] = old[here]
         self.bound = max(self.bound, self._or_illegal(self._exact.value()))
 
+    def _entries(self, left: Sequence[Ints]) -> int:
+        """Returns the pairs of states that edges have with some states of each group."""
+        return sum([len(left[first]) * len(left[second]) for first, second in self.lifted.edge_groups])
+
     def _sliced(
-        self, costs: list[Floats], tables: list[Floats], kept: Sequence[Ints]
-    ) -> tuple[list[Floats], list[Floats]]:
+        self, costs: list[Floats], tables: list[MergedTable], kept: Sequence[Ints]
+    ) -> tuple[list[Floats], list[MergedTable]]:
         """Returns costs and tables with some of the states of each group; what is equal stays one."""
         numbers: dict[bytes, int] = {}
         of_group = [numbers.setdefault(states.tobytes(), len(numbers)) for states in kept]
-        known: dict[tuple[int, int, int], Floats] = {}
+        known: dict[tuple[int, int, int], MergedTable] = {}
         found = []
         for table, (first, second) in zip(tables, self.lifted.edge_groups, strict=True):
             key = id(table), of_group[first], of_group[second]
             if key not in known:
-                known[key] = table[np.ix_(kept[first], kept[second])]
+                known[key] = table.part(kept[first], kept[second])
             found.append(known[key])
         return [cost[kept[group]] for cost, group in zip(costs, self.lifted.group, strict=True)], found
+
+    def _by_edge(self, prices: list[tuple[Floats, Floats]]) -> Prices:
+        """Returns prices by class of edges as prices by edge of the problem."""
+        edge = self.lifted.classes.edge
+        return lambda number: prices[int(edge[number])]
 
     def left_of(self, node: int) -> Ints:
         """Returns the states of a node of the problem that are not left out."""
         return self.left[int(self.lifted.classes.group[node])]
 
     def at(self, edge: int) -> tuple[Floats, Floats]:
-        """Returns the prices at the ends of an edge of the problem; of states that are left out, the last ones."""
+        """Returns the prices at the ends of an edge of the problem; none of states that are left out."""
         number = int(self.lifted.classes.edge[edge])
-        first, second = (old.copy() for old in self._before[number])
-        group, other = self.lifted.edge_groups[number]
-        first[self.left[group]], second[self.left[other]] = self.prices[number]
-        return first, second
+        problem, found = self.lifted.problem, []
+        for node, price, states in zip(
+            (problem.edge_u[edge], problem.edge_v[edge]),
+            self.prices[number],
+            map(self.left.__getitem__, self.lifted.edge_groups[number]),
+            strict=True,
+        ):
+            every = np.zeros(len(problem.tables[problem.node_table[node]]))
+            every[states] = price
+            found.append(every)
+        return found[0], found[1]
+
+    @property
+    def whole(self) -> Start:
+        """The last prices with all states.
+
+        Prices from before and after some were left out do not go together: what they prove is below zero.
+        """
+        return self._by_edge([(u.copy(), v.copy()) for u, v in self.prices]) if self._whole is None else self._whole
 
     def charged(self, c: int) -> Floats:
         """Returns the costs of a node with what edges charge it [states that are left]."""

@@ -97,7 +97,7 @@ class Wide:
         """Raises the bound, and looks near it for a better choice."""
         begun = self.ascent is None and self.start is not None
         last = self.ascent
-        ascent = self.ascent = Ascent(lifted, last.at if last else self.start, last.left_of if last else None)
+        ascent = self.ascent = Ascent(lifted, last.at, last.left_of, last.whole) if last else Ascent(lifted, self.start)
         self.raise_to(ascent.bound)
         leg = _FIRST if begun else _LEG
         while passes > 0:
