@@ -141,7 +141,7 @@ class ChooseLayouts(ChooseShardings):
         before = module.clone()
         plain = self.tried(module, {}, remarks, cutoff_s)
         most = min(cutoff_s, self.less_than(plain))
-        blocks = self.tried_in_blocks(before, viewed, found.result(Views), remarks, most)
+        blocks = self.tried_in_blocks(before, viewed, found.result(Views), remarks, most, plain.choice)
         if plain.choice is None and blocks.choice is None:
             bounds = [one.bound for one in (plain, blocks) if one.bound is not None]
             if plain.error is not None and not bounds:
@@ -164,13 +164,19 @@ class ChooseLayouts(ChooseShardings):
         return tried.step_s * (1 - LEVELS[self.level].gap)
 
     def tried_in_blocks(
-        self, module: ir.Operation, viewed: ir.Operation, views: Views, remarks: Remarks, cutoff_s: float
+        self,
+        module: ir.Operation,
+        viewed: ir.Operation,
+        views: Views,
+        remarks: Remarks,
+        cutoff_s: float,
+        plain: ShardingChoice | None,
     ) -> _Tried:
         """Plans a step with all its views, as `viewed` has them, then without the kinds that make it slower.
 
-        A form that takes `cutoff_s` at least is given up.
+        A form that takes `cutoff_s` at least is given up. `plain` is the choice for the step as it is, if it has one.
         """
-        best, kinds = self.tried(viewed, dict(views.values), remarks, cutoff_s), views.kinds
+        best, kinds = self.tried(viewed, dict(views.values), remarks, cutoff_s, plain), views.kinds
         num_arguments, kept = len(entry_function(module, remarks.file).arguments), kinds
         for kind in kinds:
             moves = any(one.border_bytes for one in kind) or (
@@ -181,15 +187,22 @@ class ChooseLayouts(ChooseShardings):
                 continue
             copy, values = module.clone(), views.of([region for other in left for region in other])
             write_views(copy, values, remarks.file)
-            fewer = self.tried(copy, values, remarks, min(cutoff_s, self.less_than(best)))
+            fewer = self.tried(copy, values, remarks, min(cutoff_s, self.less_than(best)), best.choice or plain)
             if fewer.step_s < self.less_than(best):
                 best, kept = fewer, left
         return best
 
-    def tried(self, module: ir.Operation, values: dict[int, View], remarks: Remarks, cutoff_s: float = inf) -> _Tried:
-        """Plans a form of a step, unless it takes `cutoff_s` at least."""
+    def tried(
+        self,
+        module: ir.Operation,
+        values: dict[int, View],
+        remarks: Remarks,
+        cutoff_s: float = inf,
+        like: ShardingChoice | None = None,
+    ) -> _Tried:
+        """Plans a form of a step, unless it takes `cutoff_s` at least; `like` is the choice for another form."""
         found = _Tried(module, values, remarks)
-        found.plan(lambda module, remarks: self.run_below(module, remarks, cutoff_s))
+        found.plan(lambda module, remarks: self.run_below(module, remarks, cutoff_s, like))
         if self.own_shapes and values and found.choice is not None:
             found.moved_s = _moved_s(found.choice)
         return found

@@ -129,8 +129,13 @@ class ChooseShardings(PlanningPass):
         """Chooses, and writes the choice onto `module`."""
         self.run_below(module, remarks, inf)
 
-    def run_below(self, module: ir.Operation, remarks: Remarks, cutoff_s: float) -> float | None:
-        """Does what `run` does if a step takes less than `cutoff_s`; else returns what all steps take at least."""
+    def run_below(
+        self, module: ir.Operation, remarks: Remarks, cutoff_s: float, like: ShardingChoice | None = None
+    ) -> float | None:
+        """Does what `run` does if a step takes less than `cutoff_s`; else returns what all steps take at least.
+
+        `like` is the choice for another form of the step: on the same mesh, the search begins with what that came to.
+        """
         if self.level not in LEVELS:
             known = " or ".join(map(str, LEVELS))
             raise RhinoError(
@@ -141,7 +146,7 @@ class ChooseShardings(PlanningPass):
         if (num_ranks := max(self.ranks, self.side_by_side)) > 1:
             cluster = load_cluster(self.cluster)
             targets = tuple(rank_target(cluster, one.mesh, num_ranks, one.mesh_name) for one in targets)
-        best, outcomes = self.best(module, targets, clock, remarks, cutoff_s)
+        best, outcomes = self.best(module, targets, clock, remarks, cutoff_s, like)
         if best is None:
             return min(one.bound for _, one in outcomes if isinstance(one, Unsolved))
         write_plan(module, best.program, best.plan, best.target)
@@ -153,7 +158,13 @@ class ChooseShardings(PlanningPass):
         return None
 
     def best(
-        self, module: ir.Operation, targets: Sequence[Target], clock: _Clock, remarks: Remarks, cutoff_s: float
+        self,
+        module: ir.Operation,
+        targets: Sequence[Target],
+        clock: _Clock,
+        remarks: Remarks,
+        cutoff_s: float,
+        like: ShardingChoice | None,
     ) -> tuple[ShardingChoice | None, tuple[MeshOutcome, ...]]:
         """Returns the plan for the best mesh, and what each mesh came to; no plan where all were given up.
 
@@ -164,7 +175,7 @@ class ChooseShardings(PlanningPass):
         outcomes: dict[Mesh, MeshOutcome] = {}
         while waiting := [one for one in targets if one.mesh not in outcomes]:
             for target in waiting:
-                found = self.plan(module, target, clock, remarks, best.answer.cost if best else cutoff_s)
+                found = self.plan(module, target, clock, remarks, best.answer.cost if best else cutoff_s, like)
                 outcomes[target.mesh] = (target, found.answer if isinstance(found, ShardingChoice) else found)
                 if isinstance(found, ShardingChoice) and (best is None or found.answer.cost < best.answer.cost):
                     best = found
@@ -174,7 +185,13 @@ class ChooseShardings(PlanningPass):
         return best, tuple(outcomes.values())
 
     def plan(
-        self, module: ir.Operation, target: Target, clock: _Clock, remarks: Remarks, cutoff_s: float = inf
+        self,
+        module: ir.Operation,
+        target: Target,
+        clock: _Clock,
+        remarks: Remarks,
+        cutoff_s: float = inf,
+        like: ShardingChoice | None = None,
     ) -> ShardingChoice | Unsolved | RhinoError:
         """Returns the plan for one mesh, or why there is none: a bound of `cutoff_s` or more, or an error.
 
@@ -182,7 +199,7 @@ class ChooseShardings(PlanningPass):
         nothing else.
         """
         program = self.read(module, target, remarks)
-        found = self.within_host(program, target, clock, cutoff_s)
+        found = self.within_host(program, target, clock, cutoff_s, like)
         if (
             not self.offload
             or isinstance(found, Unsolved)
@@ -190,14 +207,14 @@ class ChooseShardings(PlanningPass):
         ):
             return found
         most_s = found.answer.cost if isinstance(found, ShardingChoice) else cutoff_s
-        plain = replace(self, offload=False).within_host(program, target, clock, most_s)
+        plain = replace(self, offload=False).within_host(program, target, clock, most_s, like)
         if not isinstance(plain, ShardingChoice) or plain.answer.cost >= most_s:
             return found
         bound = found.answer.bound if isinstance(found, ShardingChoice) else plain.answer.bound
         return replace(plain, answer=replace(plain.answer, bound=min(bound, plain.answer.cost)))
 
     def within_host(
-        self, program: Program, target: Target, clock: _Clock, cutoff_s: float
+        self, program: Program, target: Target, clock: _Clock, cutoff_s: float, like: ShardingChoice | None
     ) -> ShardingChoice | Unsolved | RhinoError:
         """Returns the plan for one mesh as `plan` does, with no more in host memory than that holds.
 
@@ -207,7 +224,7 @@ class ChooseShardings(PlanningPass):
         while True:
             open_ = with_offload(program, target, barred) if self.offload else program
             clock.lap("graph")
-            found = self.chosen(open_, target, clock, cutoff_s)
+            found = self.chosen(open_, target, clock, cutoff_s, like)
             if not isinstance(found, ShardingChoice):
                 return _with_host_limit(found, over) if over and isinstance(found, RhinoError) else found
             bound = min(bound, found.answer.bound)
@@ -221,7 +238,7 @@ class ChooseShardings(PlanningPass):
             barred = waiting_arguments(program.graph) - there.fitting()
 
     def chosen(
-        self, program: Program, target: Target, clock: _Clock, cutoff_s: float
+        self, program: Program, target: Target, clock: _Clock, cutoff_s: float, like: ShardingChoice | None
     ) -> ShardingChoice | Unsolved | RhinoError:
         """Returns the plan for one mesh as `plan` does, however much lies in host memory."""
         try:
@@ -243,7 +260,8 @@ class ChooseShardings(PlanningPass):
                 choice = replace(
                     choice, problem=several_in_flight(choice, loop, min(self.ranks, loop.trips or self.ranks))
                 )
-        search = Search(choice.problem, replace(LEVELS[self.level], cutoff=cutoff_s))
+        known = like.solver if like is not None and like.target.mesh == target.mesh else None
+        search = Search(choice.problem, replace(LEVELS[self.level], cutoff=cutoff_s), known)
         first = search.reduce()
         clock.lap("reduce")
         is_bound = False

@@ -31,12 +31,14 @@ class Search:
 
     problem: Problem
     limits: Limits = field(default_factory=Limits)
+    like: Solver | None = None
+    """The solver of a problem that is much the same, if there is one: what it knows is a start."""
     first: Solved | None = field(default=None, init=False)
     columns: list[Column] = field(default_factory=list, init=False)
     """What searches under a budget have found; the next one begins with it."""
 
     def __post_init__(self) -> None:
-        self.solver = Solver(self.problem, self.limits)
+        self.solver = Solver(self.problem, self.limits, like=self.like)
 
     @property
     def statistics(self) -> Statistics:

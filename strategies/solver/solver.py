@@ -16,9 +16,10 @@ import numpy as np
 
 from rhino.ir.arrays import Floats, Ints
 from rhino.strategies.solver.answer import Answer
+from rhino.strategies.solver.dual.alike_problems import stages_of_other
 from rhino.strategies.solver.dual.bounded_elimination import narrowed
 from rhino.strategies.solver.dual.colour_refinement import Lifted
-from rhino.strategies.solver.dual.dual_ascent import Ascent, Start
+from rhino.strategies.solver.dual.dual_ascent import Ascent, Stage
 from rhino.strategies.solver.dual.wide import Wide
 from rhino.strategies.solver.elimination.by_node import Elimination, TableStore, TooWideError
 from rhino.strategies.solver.elimination.in_batches import AnyElimination, BatchElimination, each, elimination_of, ranks
@@ -146,6 +147,14 @@ class Solver:
 
     charged: _Charged | None = None
     """What edges charged their ends at its end, with which the next one starts too."""
+    like: Solver | None = None
+    """One of a problem that is much the same. It shares its store, and the first solve starts with its prices."""
+    begun: Wide | None = field(default=None, init=False)
+    """The first search where elimination was too wide."""
+
+    def __post_init__(self) -> None:
+        if self.like is not None:
+            self.store = self.like.store
 
     @property
     def method(self) -> str:
@@ -284,14 +293,17 @@ class Solver:
         start = np.zeros(len(nodes), dtype=np.int64) if self.last is None else _positions(elimination, nodes, self.last)
         wide = Wide(core, elimination.store, limits.table_entries, reduced.gap, start, reduced.cutoff - base)
         if self.charged is not None:
-            wide.start = self.charged.on(elimination, nodes, core)
+            wide.stages = (self.charged.on(elimination, nodes, core),)
+        elif self.like is not None and self.like.begun is not None and self.like.begun.ascent is not None:
+            wide.stages = stages_of_other(core, self.like.begun.problem, self.like.begun.ascent.stages)
+        self.begun = self.begun or wide
         refinements = list(wide.lifted(limits.rounds))
         if refinements:
             wide.ascend(refinements[0], limits.passes)
         if wide.cost == np.inf and not wide.is_over:
             wide.sweep()
         # an ascent that began with the prices of another problem may have ended after a few passes: it can go on
-        finer = refinements if wide.start is not None else refinements[1:]
+        finer = refinements if wide.stages else refinements[1:]
         solved = Left(elimination, nodes, base, wide, tuple(finer)).solved()
         self.last = solved.states
         if wide.ascent is not None:
@@ -329,12 +341,12 @@ class _Charged:
     @staticmethod
     def of(ascent: Ascent, elimination: AnyElimination, nodes: list[int], core: Problem) -> _Charged:
         ends = zip(core.edge_u.tolist(), core.edge_v.tolist(), strict=True)
-        whole = ascent.whole
-        prices = {(nodes[u], nodes[v]): whole(edge) for edge, (u, v) in enumerate(ends)}
+        whole = ascent.stages[0]
+        prices = {(nodes[u], nodes[v]): whole.prices(edge) for edge, (u, v) in enumerate(ends)}
         masks = {n: np.array(elimination.left(n), dtype=np.int64) for n in nodes}
         return _Charged(prices, masks, elimination.problem.num_states())
 
-    def on(self, elimination: AnyElimination, nodes: list[int], core: Problem) -> Start:
+    def on(self, elimination: AnyElimination, nodes: list[int], core: Problem) -> Stage:
         """Returns the prices for a core of the same problem; none for states that were not there."""
 
         def at(edge: int) -> tuple[Floats, Floats] | None:
@@ -347,7 +359,7 @@ class _Charged:
             )
             return first, second
 
-        return at
+        return Stage(at, lambda node: np.arange(len(elimination.left(nodes[node]))))
 
     def spread(self, node: int, price: Floats) -> Floats:
         every = np.zeros(int(self.num_states[node]))

@@ -31,7 +31,7 @@ Source: sequential tree-reweighted message passing (Kolmogorov 2006), in the for
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -59,11 +59,20 @@ _MOST: Final = 4.0
 Start = Callable[[int], tuple[Floats, Floats] | None]
 """The prices at the ends of an edge of a problem that an ascent begins with, None for none."""
 
-Prices = Callable[[int], tuple[Floats, Floats]]
-"""The prices at the ends of each edge of a problem."""
 
 Left = Callable[[int], Ints]
-"""The states of a node that an ascent begins with."""
+"""The states of a node of a problem that are not left out."""
+
+
+class Stage(NamedTuple):
+    """What an ascent came to before it left out states: the prices at the ends of an edge, and the states of a node.
+
+    Prices are of all states, and zero for those that had been left out by then. Those from before and from after that
+    do not go together: what they prove is below zero.
+    """
+
+    prices: Start
+    left: Left
 
 
 class Ascent:
@@ -73,11 +82,11 @@ class Ascent:
     """
 
     def __init__(
-        self, lifted: Lifted, start: Start | None = None, left: Left | None = None, whole: Start | None = None
+        self, lifted: Lifted, start: Start | None = None, left: Left | None = None, stages: Sequence[Stage] = ()
     ) -> None:
         """Starts from the prices that `start` gives, or from none, with the states that `left` gives, or all.
 
-        `whole` gives the last prices with all states, where some are left out.
+        `stages` are those that led there.
         """
         self.lifted = lifted
         problem = lifted.problem
@@ -103,7 +112,7 @@ class Ascent:
             for pair, first, ends in zip(self.prices, lifted.edge, self._ends(), strict=True):
                 for price, old, states in zip(pair, start(first) or (), ends, strict=False):
                     price[:] = old[states]
-        self._whole: Start | None = whole
+        self._stages = list(stages)
         self._step = 1.0
         self.bound = self._or_illegal(self._exact.value())
 
@@ -142,15 +151,15 @@ class Ascent:
         entries = self._entries(kept)
         if not all(map(len, kept)) or entries > _WORTH * self._entries(self.left):
             return
-        before = self._by_edge([(first.copy(), second.copy()) for first, second in self.prices])
-        if self._whole is None:
-            self._whole = before
+        self._stages.append(self._stage())
+        before = [
+            (first[kept[u]], second[kept[v]])
+            for (first, second), (u, v) in zip(self.prices, self.lifted.edge_groups, strict=True)
+        ]
         costs, tables = self._sliced(self._exact.costs, self.tables, kept)
         self.left = [states[here] for states, here in zip(self.left, kept, strict=True)]
         self._build(costs, tables)
-        for pair, first, (group, other) in zip(self.prices, self.lifted.edge, self.lifted.edge_groups, strict=True):
-            for price, old, here in zip(pair, before(first), (kept[group], kept[other]), strict=True):
-                price[:] = old[here]
+        self._price(before)
         self.bound = max(self.bound, self._or_illegal(self._exact.value()))
 
     def _entries(self, left: Sequence[Ints]) -> int:
@@ -172,37 +181,54 @@ class Ascent:
             found.append(known[key])
         return [cost[kept[group]] for cost, group in zip(costs, self.lifted.group, strict=True)], found
 
-    def _by_edge(self, prices: list[tuple[Floats, Floats]]) -> Prices:
-        """Returns prices by class of edges as prices by edge of the problem."""
-        edge = self.lifted.classes.edge
-        return lambda number: prices[int(edge[number])]
+    def _price(self, prices: Sequence[tuple[Floats, Floats]]) -> None:
+        """Takes prices of the states that are left, by class of edges."""
+        for pair, given in zip(self.prices, prices, strict=True):
+            for price, one in zip(pair, given, strict=True):
+                price[:] = one
+
+    def take(self, stage: Stage) -> bool:
+        """Takes the prices of a stage, if they are of all states that are left, and prove more; says whether so."""
+        of_group = dict(zip(reversed(self.lifted.group), reversed(self.lifted.node), strict=True))
+        if any(not np.isin(states, stage.left(of_group[group])).all() for group, states in enumerate(self.left)):
+            return False
+        before, given = [(u.copy(), v.copy()) for u, v in self.prices], []
+        for first, pair, ends in zip(self.lifted.edge, before, self._ends(), strict=True):
+            found = stage.prices(first)
+            given.append(pair if found is None else (found[0][ends[0]], found[1][ends[1]]))
+        self._price(given)
+        value = self._or_illegal(self._exact.value())
+        if value <= self.bound:
+            self._price(before)
+            return False
+        self.bound = value
+        return True
+
+    def _stage(self) -> Stage:
+        """Returns what the ascent has come to."""
+        classes, groups, left = self.lifted.classes, self.lifted.edge_groups, list(self.left)
+        prices = [(u.copy(), v.copy()) for u, v in self.prices]
+        problem, num_states = self.lifted.problem, self.lifted.problem.num_states()
+
+        def at(edge: int) -> tuple[Floats, Floats]:
+            number, found = int(classes.edge[edge]), []
+            ends = int(problem.edge_u[edge]), int(problem.edge_v[edge])
+            for node, price, group in zip(ends, prices[number], groups[number], strict=True):
+                every = np.zeros(int(num_states[node]))
+                every[left[group]] = price
+                found.append(every)
+            return found[0], found[1]
+
+        return Stage(at, lambda node: left[int(classes.group[node])])
 
     def left_of(self, node: int) -> Ints:
         """Returns the states of a node of the problem that are not left out."""
         return self.left[int(self.lifted.classes.group[node])]
 
-    def at(self, edge: int) -> tuple[Floats, Floats]:
-        """Returns the prices at the ends of an edge of the problem; none of states that are left out."""
-        number = int(self.lifted.classes.edge[edge])
-        problem, found = self.lifted.problem, []
-        for node, price, states in zip(
-            (problem.edge_u[edge], problem.edge_v[edge]),
-            self.prices[number],
-            map(self.left.__getitem__, self.lifted.edge_groups[number]),
-            strict=True,
-        ):
-            every = np.zeros(len(problem.tables[problem.node_table[node]]))
-            every[states] = price
-            found.append(every)
-        return found[0], found[1]
-
     @property
-    def whole(self) -> Start:
-        """The last prices with all states.
-
-        Prices from before and after some were left out do not go together: what they prove is below zero.
-        """
-        return self._by_edge([(u.copy(), v.copy()) for u, v in self.prices]) if self._whole is None else self._whole
+    def stages(self) -> list[Stage]:
+        """What the ascent has come to so far, from the stage with all states on."""
+        return [*self._stages, self._stage()]
 
     def charged(self, c: int) -> Floats:
         """Returns the costs of a node with what edges charge it [states that are left]."""

@@ -128,7 +128,7 @@ class Passes:
         for e, groups in enumerate(self.lifted.edge_groups):
             for side, group in enumerate(groups):
                 ends[group].append((e, side))
-        return [sorted(each, key=lambda end: self._leads_on(*end, backward=False)) for each in ends]
+        return [sorted(each, key=lambda end: self._leads_on(end[0], end[1], backward=False)) for each in ends]
 
     def _vector(self, kind: np.dtype[Any]) -> tuple[Floats, list[tuple[Floats, Floats]], list[Floats]]:
         """Returns room for a number for each state at each end of each edge.

@@ -19,7 +19,7 @@ from rhino.ir.arrays import Ints
 from rhino.strategies.solver.dual.axis_sweeps import Sweep
 from rhino.strategies.solver.dual.bounded_elimination import best_near, narrowed, states_within
 from rhino.strategies.solver.dual.colour_refinement import Lifted, lift, refinements
-from rhino.strategies.solver.dual.dual_ascent import Ascent, Start
+from rhino.strategies.solver.dual.dual_ascent import Ascent, Stage
 from rhino.strategies.solver.elimination.by_node import TableStore, TooWideError
 from rhino.strategies.solver.elimination.in_batches import elimination_of
 from rhino.strategies.solver.problem import Problem
@@ -65,12 +65,18 @@ class Wide:
     bound: float = -np.inf
     cost: float = field(init=False)
     ascent: Ascent | None = None
-    start: Start | None = None
+    stages: Sequence[Stage] = ()
+    """What an ascent on a problem nearly the same came to: this one begins with that."""
     left_out: float = np.inf
     """What choices cost at least that have a state which the ascent has left out."""
 
     def __post_init__(self) -> None:
         self.cost = self.problem.cost(self.states)
+
+    @property
+    def most(self) -> float:
+        """What no choice is to cost that is still looked for."""
+        return min(self.cost, self.cutoff)
 
     @property
     def is_over(self) -> bool:
@@ -95,10 +101,19 @@ class Wide:
 
     def ascend(self, lifted: Lifted, passes: int) -> None:
         """Raises the bound, and looks near it for a better choice."""
-        begun = self.ascent is None and self.start is not None
+        begun = self.ascent is None and len(self.stages) > 0
         last = self.ascent
-        ascent = self.ascent = Ascent(lifted, last.at, last.left_of, last.whole) if last else Ascent(lifted, self.start)
+        ascent = self.ascent = _going_on(lifted, last.stages if last else self.stages[:1])
         self.raise_to(ascent.bound)
+        if begun:
+            self.leave_out(ascent)
+            for stage in self.stages[1:]:
+                if not ascent.take(stage):
+                    break
+                self.raise_to(ascent.bound)
+                self.leave_out(ascent)
+            if self.is_over:
+                return
         leg = _FIRST if begun else _LEG
         while passes > 0:
             before = self.bound
@@ -115,11 +130,15 @@ class Wide:
                         self.bound + self.gap * abs(self.bound),
                     )
                 )
-            stalls = self.cost < np.inf and self.bound - before < _PROGRESS * (self.cost - self.bound)
+            stalls = self.most < np.inf and self.bound - before < _PROGRESS * (self.most - self.bound)
             if self.is_done or stalls:
                 return
-            self.left_out = min(self.cost, self.cutoff)
-            ascent.narrow(self.left_out - ascent.bound)
+            self.leave_out(ascent)
+
+    def leave_out(self, ascent: Ascent) -> None:
+        """Leaves out states that are in no choice which is asked for, or is better than the best so far."""
+        self.left_out = self.most
+        ascent.narrow(self.left_out - ascent.bound)
 
     def raise_to(self, bound: float) -> None:
         """Takes a bound on the choices that have no state which was left out."""
@@ -152,3 +171,11 @@ class Wide:
                 return
             self.take(elimination.read_back())
         self.bound = self.cost
+
+
+def _going_on(lifted: Lifted, stages: Sequence[Stage]) -> Ascent:
+    """Returns an ascent that goes on from the last of some stages."""
+    if not stages:
+        return Ascent(lifted)
+    *before, last = stages
+    return Ascent(lifted, last.prices, last.left, before)
