@@ -271,7 +271,7 @@ def _auto_parallel(options: Mapping[str, str]) -> tuple[Item, ...]:
     )
     if again.remat == BY_STAGE and not again.host_share:
         # Behind the search: what memory asks for follows from how a stage is sharded.
-        return (*begin, *shard, replace(stages, recomputes=True), again, split)
+        return (*begin, *shard, replace(stages, recomputes=True), again, *on_ranks, split)
     if repeats(options) and max(parse_remat(again.host_share or again.remat)) > 0:
         # Stages come first, for what each keeps is its own, and a cut through what is put before its backward pass
         # would move gradients. They have no limit: what is saved has not been taken off yet.

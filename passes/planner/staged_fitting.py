@@ -176,7 +176,7 @@ class _Attempts(Generic[T]):
         return min([one for one in found if one], key=_peak, default=None)
 
     def recomputed(self, cut: Attempt[T], limit: float) -> Attempt[T]:
-        """Returns an attempt within a limit of rows whose stages recompute more than those of `cut`, a too large one.
+        """Returns an attempt within a limit of rows whose stages recompute more than those of `cut`: that is too large.
 
         What a stage is estimated to hold is limited to what it held, less what its rank then has too much. It is the
         smallest where none fits.
