@@ -81,13 +81,8 @@ class Ascent:
     `bound` is the best so far, infinite once nothing is found to be legal.
     """
 
-    def __init__(
-        self, lifted: Lifted, start: Start | None = None, left: Left | None = None, stages: Sequence[Stage] = ()
-    ) -> None:
-        """Starts from the prices that `start` gives, or from none, with the states that `left` gives, or all.
-
-        `stages` are those that led there.
-        """
+    def __init__(self, lifted: Lifted, stages: Sequence[Stage] = ()) -> None:
+        """Goes on from the last of some stages, or from no prices with all states."""
         self.lifted = lifted
         problem = lifted.problem
         used = np.bincount(np.concatenate([problem.node_table, problem.edge_table]), minlength=len(problem.tables))
@@ -103,16 +98,14 @@ class Ascent:
         costs, tables = [finite[table] for table in node_tables], [merged[table] for table in edge_tables]
         first_of = dict(zip(reversed(lifted.group), reversed(lifted.node), strict=True))
         every = [np.arange(len(problem.tables[problem.node_table[node]])) for _, node in sorted(first_of.items())]
-        self.left = every if left is None else [left(node) for _, node in sorted(first_of.items())]
+        self.left = [stages[-1].left(node) for _, node in sorted(first_of.items())] if stages else every
         """By group, the states that are not left out."""
-        if left is not None:
+        if sum(map(len, self.left)) < sum(map(len, every)):
             costs, tables = self._sliced(costs, tables, self.left)
         self._build(costs, tables)
-        if start is not None:
-            for pair, first, ends in zip(self.prices, lifted.edge, self._ends(), strict=True):
-                for price, old, states in zip(pair, start(first) or (), ends, strict=False):
-                    price[:] = old[states]
-        self._stages = list(stages)
+        if stages:
+            self._price(self._given(stages[-1]))
+        self._stages = list(stages[:-1])
         self._step = 1.0
         self.bound = self._or_illegal(self._exact.value())
 
@@ -187,16 +180,21 @@ class Ascent:
             for price, one in zip(pair, given, strict=True):
                 price[:] = one
 
+    def _given(self, stage: Stage) -> list[tuple[Floats, Floats]]:
+        """Returns the prices of a stage of the states that are left, by class of edges; those there are where none."""
+        found = []
+        for first, own, (u, v) in zip(self.lifted.edge, self.prices, self._ends(), strict=True):
+            given = stage.prices(first)
+            found.append(own if given is None else (given[0][u], given[1][v]))
+        return found
+
     def take(self, stage: Stage) -> bool:
         """Takes the prices of a stage, if they are of all states that are left, and prove more; says whether so."""
         of_group = dict(zip(reversed(self.lifted.group), reversed(self.lifted.node), strict=True))
         if any(not np.isin(states, stage.left(of_group[group])).all() for group, states in enumerate(self.left)):
             return False
-        before, given = [(u.copy(), v.copy()) for u, v in self.prices], []
-        for first, pair, ends in zip(self.lifted.edge, before, self._ends(), strict=True):
-            found = stage.prices(first)
-            given.append(pair if found is None else (found[0][ends[0]], found[1][ends[1]]))
-        self._price(given)
+        before = [(u.copy(), v.copy()) for u, v in self.prices]
+        self._price(self._given(stage))
         value = self._or_illegal(self._exact.value())
         if value <= self.bound:
             self._price(before)

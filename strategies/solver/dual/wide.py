@@ -103,7 +103,7 @@ class Wide:
         """Raises the bound, and looks near it for a better choice."""
         begun = self.ascent is None and len(self.stages) > 0
         last = self.ascent
-        ascent = self.ascent = _going_on(lifted, last.stages if last else self.stages[:1])
+        ascent = self.ascent = Ascent(lifted, last.stages if last else self.stages[:1])
         self.raise_to(ascent.bound)
         if begun:
             self.leave_out(ascent)
@@ -171,11 +171,3 @@ class Wide:
                 return
             self.take(elimination.read_back())
         self.bound = self.cost
-
-
-def _going_on(lifted: Lifted, stages: Sequence[Stage]) -> Ascent:
-    """Returns an ascent that goes on from the last of some stages."""
-    if not stages:
-        return Ascent(lifted)
-    *before, last = stages
-    return Ascent(lifted, last.prices, last.left, before)

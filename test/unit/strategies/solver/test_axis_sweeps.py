@@ -217,7 +217,7 @@ def test_the_next_solve_begins_with_the_prices_of_the_last_one():
         elimination, base = reduced.elimination, reduced.elimination.constant + reduced.offset
         nodes, core = elimination.core_problem()
         classes = find_classes(core, solver.limits.rounds[0])
-        again = Ascent(lift(core, classes), solver.charged.on(elimination, nodes, core))
+        again = Ascent(lift(core, classes), (solver.charged.on(elimination, nodes, core),))
         assert again.bound + base >= first.bound - ROUNDING * abs(first.bound)
         begun += 1
     assert begun > 10

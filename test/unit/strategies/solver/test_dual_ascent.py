@@ -29,9 +29,9 @@ MANY = 20
 """Rounds after which nothing more is told apart in problems this small."""
 
 
-def raised(problem, rounds, passes=PASSES, start=None):
+def raised(problem, rounds, passes=PASSES, stages=()):
     """Prices after so many passes."""
-    ascent = Ascent(lift(problem, find_classes(problem, rounds)), start)
+    ascent = Ascent(lift(problem, find_classes(problem, rounds)), stages)
     ascent.run(passes)
     return ascent
 
@@ -82,7 +82,7 @@ def test_passes_in_single_precision_prove_as_much(monkeypatch):
                 continue
             assert ascent._rough is not None
             assert more <= best.cost + ROUNDING * abs(best.cost), seed
-            assert more <= Ascent(ascent.lifted, ascent.at).bound + ROUNDING * ascent.barred, seed
+            assert more <= Ascent(ascent.lifted, ascent.stages).bound + ROUNDING * ascent.barred, seed
             near, met = near + (more >= whole - 1e-3 * abs(whole)), met + 1
     assert near > 0.9 * met > 30, (near, met)
 
@@ -117,7 +117,7 @@ def test_finer_classes_go_on_from_the_prices_of_coarser_ones():
     for seed in BATCHES[1]:
         problem = layered(random_joint_problem(seed), 3, seed)
         coarse = raised(problem, 1)
-        fine = raised(problem, 3, 0, coarse.at)
+        fine = raised(problem, 3, 0, coarse.stages)
         if np.isfinite(coarse.bound):
             assert fine.bound == pytest.approx(coarse.bound, rel=1e-9, abs=1e-9 * coarse.barred)
 
@@ -216,7 +216,7 @@ def test_states_that_cost_too_much_are_left_out_and_no_better_choice_with_them(m
         ascent = raised(problem, 1)
         ascent.narrow(best.cost - ascent.bound + ROUNDING * ascent.barred)
         before = ascent.bound
-        finer = Ascent(lift(problem, find_classes(problem, 3)), ascent.at, ascent.left_of)
+        finer = Ascent(lift(problem, find_classes(problem, 3)), ascent.stages)
         for one in (ascent, finer):
             one.run(PASSES)
             assert before - ROUNDING * one.barred <= one.bound <= best.cost + ROUNDING * one.barred, seed
@@ -260,6 +260,6 @@ def test_an_ascent_ends_where_its_bound_is_enough():
             one = Passes.run
             patched.setattr(Passes, "run", lambda self, most, one=one, to=passes: (to.append(None), one(self, most))[1])
             assert enough <= ascent.run(PASSES, enough) <= highest
-        assert ascent.bound == pytest.approx(Ascent(lifted, ascent.at).bound, rel=ROUNDING)
+        assert ascent.bound == pytest.approx(Ascent(lifted, ascent.stages).bound, rel=ROUNDING)
         ended += len(passes) < PASSES
     assert ended > 10
