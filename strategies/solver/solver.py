@@ -17,7 +17,7 @@ import numpy as np
 from rhino.ir.arrays import Floats, Ints
 from rhino.strategies.solver.answer import Answer
 from rhino.strategies.solver.dual.alike_problems import stages_of_other
-from rhino.strategies.solver.dual.bounded_elimination import narrowed
+from rhino.strategies.solver.dual.bounded_elimination import core_states, narrowed
 from rhino.strategies.solver.dual.colour_refinement import Lifted
 from rhino.strategies.solver.dual.dual_ascent import Ascent, Stage
 from rhino.strategies.solver.dual.wide import Wide
@@ -290,7 +290,9 @@ class Solver:
         base = elimination.constant + reduced.offset
         if not nodes:
             return Solved(elimination.read_back(), base, base)
-        start = np.zeros(len(nodes), dtype=np.int64) if self.last is None else _positions(elimination, nodes, self.last)
+        start = (
+            np.zeros(len(nodes), dtype=np.int64) if self.last is None else core_states(elimination, nodes, self.last)
+        )
         wide = Wide(core, elimination.store, limits.table_entries, reduced.gap, start, reduced.cutoff - base)
         if self.charged is not None:
             wide.stages = (self.charged.on(elimination, nodes, core),)
@@ -365,14 +367,6 @@ class _Charged:
         every = np.zeros(int(self.num_states[node]))
         every[self.masks[node]] = price
         return every
-
-
-def _positions(elimination: AnyElimination, nodes: list[int], states: Ints) -> Ints:
-    """Returns a choice of all nodes by the states that `nodes` have left; the first one where its own is gone."""
-    left = [elimination.left(n) for n in nodes]
-    return np.array(
-        [mask.index(states[n]) if states[n] in mask else 0 for n, mask in zip(nodes, left, strict=True)], dtype=np.int64
-    )
 
 
 def _by_milp(elimination: AnyElimination, offset: float) -> Solved:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rhino.ir.arrays import Ints
-from rhino.strategies.solver.dual.bounded_elimination import best_near, narrowed
+from rhino.strategies.solver.dual.bounded_elimination import best_near, best_within, core_states, greedy, narrowed
 from rhino.strategies.solver.dual.colour_refinement import find_classes, lift
 from rhino.strategies.solver.dual.dual_ascent import Ascent
 from rhino.strategies.solver.elimination.by_node import Mask, TableStore, TooWideError
@@ -27,8 +27,11 @@ from rhino.strategies.solver.problem import Problem
 _ROUNDS = 8
 """Sweeps over all axes from one start, at most: two to three were seen to be enough."""
 
-_REFINED, _PASSES = 3, 60
-"""Rounds of refinement and passes of the ascent that shows the way where even one axis is too wide for elimination."""
+_REFINED, _PASSES, _LEGS = 3, 20, 2
+"""Of the ascent that shows the way where even one axis is too wide for elimination.
+
+They are rounds of refinement, passes between looks at what is left, and looks.
+"""
 
 
 class Sweep:
@@ -45,12 +48,18 @@ class Sweep:
         self.lines: dict[tuple[int, int, int], Mask] = {}
 
     def best(self, start: Ints | None = None) -> Ints:
-        """Returns the best choice found [nodes], from `start`, or else from where nothing is split."""
+        """Returns the best choice found [nodes].
+
+        It is improved from where nothing is split, innermost axis first, and then outermost first, or from `start` if
+        that is given and is the better one.
+        """
         axes = list(range(self.num_axes))
-        if start is not None:
-            return self.descend(start, axes)
         nothing = np.zeros(self.problem.num_nodes, dtype=np.int64)
-        return self.fuse([self.descend(nothing, axes), self.descend(nothing, axes[::-1])])
+        inward = self.descend(nothing, axes[::-1])
+        if start is None:
+            return self.fuse([inward, self.descend(nothing, axes)])
+        is_better = self.problem.cost(start) < self.problem.cost(inward)
+        return self.fuse([inward, self.descend(start, axes) if is_better else start])
 
     def fuse(self, found: Sequence[Ints]) -> Ints:
         """Returns the best mixture of some choices, improved axis by axis.
@@ -59,7 +68,7 @@ class Sweep:
         """
         best = min(found, key=self.problem.cost)
         masks = [tuple(sorted(set(states))) for states in zip(*(choice.tolist() for choice in found), strict=True)]
-        mixed = self.within(masks)
+        mixed = self.within(masks, best)
         if self.problem.cost(mixed) >= self.problem.cost(best):
             return best
         return self.descend(mixed, list(range(self.num_axes)))
@@ -68,7 +77,7 @@ class Sweep:
         """Returns a choice that no change along one axis improves, found from `states` by taking `axes` in turn."""
         cost, idle = self.problem.cost(states), 0
         for turn in range(_ROUNDS * len(axes)):
-            better = self.within(self.line(states, axes[turn % len(axes)]))
+            better = self.within(self.line(states, axes[turn % len(axes)]), states)
             reached = self.problem.cost(better)
             idle = idle + 1 if reached >= cost else 0
             if reached < cost:
@@ -88,20 +97,34 @@ class Sweep:
             masks.append(self.lines[key])
         return masks
 
-    def within(self, masks: Sequence[Mask]) -> Ints:
-        """Returns the best choice of states in `masks`, or a good one where the tables for that would be too large."""
+    def within(self, masks: Sequence[Mask], known: Ints) -> Ints:
+        """Returns the best choice of states in `masks`, or a good one where the tables for that would be too large.
+
+        `known` is one of these choices.
+        """
         elimination = narrowed(elimination_of(self.problem, self.store, self.node_costs, self.edge_costs, masks))
         original = elimination.copy()
         try:
             elimination.run(self.max_entries)
         except TooWideError:
-            return self.guided(original)
+            return self.guided(original, known)
         return elimination.read_back()
 
-    def guided(self, elimination: AnyElimination) -> Ints:
-        """Returns a good choice of what is left of an elimination."""
+    def guided(self, elimination: AnyElimination, known: Ints) -> Ints:
+        """Returns the best choice of what is left of an elimination, or a good one, by prices.
+
+        States go that are in no better choice than the best so far; what is left may not be too wide.
+        """
         nodes, core = elimination.core_problem()
         ascent = Ascent(lift(core, find_classes(core, _REFINED)))
-        ascent.run(_PASSES)
-        states = best_near(ascent, self.store, self.max_entries, -np.inf)
-        return elimination.read_back(dict(zip(nodes, states.tolist(), strict=True)))
+        best = core_states(elimination, nodes, known)
+        for _ in range(_LEGS):
+            ascent.run(_PASSES)
+            best = min(best, greedy(ascent), key=core.cost)
+            exact = best_within(ascent, self.store, self.max_entries, best) if core.cost(best) < np.inf else None
+            if exact is not None:
+                best = exact
+                break
+        else:
+            best = min(best, best_near(ascent, self.store, self.max_entries, -np.inf), key=core.cost)
+        return elimination.read_back(dict(zip(nodes, best.tolist(), strict=True)))

@@ -40,6 +40,34 @@ def states_within(ascent: Ascent, excess: Sequence[Floats], room: float, *, leas
     return [kept[c] for c in ascent.lifted.classes.node.tolist()]
 
 
+def best_within(ascent: Ascent, store: TableStore, max_entries: int, known: Ints, most: float = 1.0) -> Ints | None:
+    """Returns the best choice [nodes], from a legal one that is known.
+
+    It is None where more than the share `most` of all states may be in a better one, or elimination of these is too
+    wide.
+    """
+    problem = ascent.lifted.problem
+    masks = states_within(ascent, ascent.excess(), problem.cost(known) - ascent.bound, least=False)
+    if sum(map(len, masks)) > most * int(problem.num_states().sum()):
+        return None
+    if not all(masks):
+        return known
+    elimination = narrowed(elimination_of(problem, store, masks=masks))
+    try:
+        elimination.run(max_entries)
+    except TooWideError:
+        return None
+    return min(known, elimination.read_back(), key=problem.cost)
+
+
+def core_states(elimination: AnyElimination, nodes: list[int], states: Ints) -> Ints:
+    """Returns a choice of all nodes by the states that `nodes` have left; the first one where its own is gone."""
+    left = [elimination.left(n) for n in nodes]
+    return np.array(
+        [mask.index(states[n]) if states[n] in mask else 0 for n, mask in zip(nodes, left, strict=True)], dtype=np.int64
+    )
+
+
 def best_near(ascent: Ascent, store: TableStore, max_entries: int, enough: float) -> Ints:
     """Returns the best choice found near the bound of an ascent [nodes]. It may not be legal.
 

@@ -17,11 +17,10 @@ import numpy as np
 
 from rhino.ir.arrays import Ints
 from rhino.strategies.solver.dual.axis_sweeps import Sweep
-from rhino.strategies.solver.dual.bounded_elimination import best_near, narrowed, states_within
+from rhino.strategies.solver.dual.bounded_elimination import best_near, best_within
 from rhino.strategies.solver.dual.colour_refinement import Lifted, lift, refinements
 from rhino.strategies.solver.dual.dual_ascent import Ascent, Stage
-from rhino.strategies.solver.elimination.by_node import TableStore, TooWideError
-from rhino.strategies.solver.elimination.in_batches import elimination_of
+from rhino.strategies.solver.elimination.by_node import TableStore
 from rhino.strategies.solver.problem import Problem
 
 _LEG = 30
@@ -42,6 +41,11 @@ _FEW_MORE = 1.5
 
 _MOST_LEFT = 0.3
 """The share of states up to which it is worth a try to find the optimum among what is left of them."""
+
+_FAR = 0.02
+"""The gap from which on a choice may be one that another start would leave behind.
+
+On 8 x 8 x 8 a U-Net's, found near its bound, was 19 % slower than what sweeps from nothing come to (2026-11-27)."""
 
 _NEAR_ENTRIES = 1 << 20
 """The largest table in a search near the bound: such searches are many."""
@@ -151,23 +155,20 @@ class Wide:
             self.states, self.cost = states, cost
 
     def sweep(self) -> None:
-        """Improves the choice one axis at a time."""
-        self.take(
-            Sweep(self.problem, self.store, self.max_entries).best(self.states if np.isfinite(self.cost) else None)
-        )
+        """Improves the choice one axis at a time, and looks for another one where it is far from the bound."""
+        sweep = Sweep(self.problem, self.store, self.max_entries)
+        if self.cost == np.inf:
+            self.take(sweep.best())
+        elif self.cost - self.bound < _FAR * abs(self.cost):
+            self.take(sweep.descend(self.states, range(sweep.num_axes)))
+        else:
+            self.take(sweep.best(self.states))
 
     def finish(self) -> None:
         """Finds the optimum, if that can be done without the states that cost more than the best choice so far."""
         if self.ascent is None or self.cost == np.inf:
             return
-        masks = states_within(self.ascent, self.ascent.excess(), self.cost - self.ascent.bound, least=False)
-        if sum(map(len, masks)) > _MOST_LEFT * int(self.problem.num_states().sum()):
-            return
-        if all(masks):
-            elimination = narrowed(elimination_of(self.problem, self.store, masks=masks))
-            try:
-                elimination.run(self.max_entries)
-            except TooWideError:
-                return
-            self.take(elimination.read_back())
-        self.bound = self.cost
+        best = best_within(self.ascent, self.store, self.max_entries, self.states, _MOST_LEFT)
+        if best is not None:
+            self.take(best)
+            self.bound = self.cost
