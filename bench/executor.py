@@ -188,7 +188,7 @@ def serial_ratio(given: Given, repeats: int) -> float:
 
 def processes_s(given: Given, num_processes: int, transport: str, repeats: int) -> float:
     """Returns the time of a step of several processes, from first forward to last backward as rank 0 sees it."""
-    team = share_ranks(given.step.num_ranks, num_processes)
+    team = share_ranks([mesh.num_devices for mesh in given.step.meshes], num_processes)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "given").write_bytes(pickle.dumps((given, team, transport, repeats)))

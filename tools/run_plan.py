@@ -214,7 +214,7 @@ def _events(recorder: Recorder | None) -> list[Event]:
 
 def _launched(plan: Plan, options: Namespace, stack: ExitStack) -> tuple[Iterator[RanStep], Callable[[], list[Event]]]:
     """Runs the steps in several processes, to the end; returns the results of all."""
-    team = share_ranks(plan.num_ranks, options.processes)
+    team = share_ranks([mesh.num_devices for mesh in plan.meshes], options.processes)
     stack.enter_context(ended_in_order())
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rhino-run-")))
 
@@ -248,7 +248,7 @@ def ended_in_order() -> Iterator[None]:
 def _run_part(plan: Plan, execution: Execution, options: Namespace) -> None:
     """Runs this process's ranks, and leaves what comes out in the launcher's folder."""
     address, process, folder = json.loads(options.part)
-    team = share_ranks(plan.num_ranks, options.processes)
+    team = share_ranks([mesh.num_devices for mesh in plan.meshes], options.processes)
     ranks = team.ranks[process]
     request_host_devices(sum(plan.meshes[rank].num_devices for rank in ranks), os.environ)
     devices = devices_of_ranks(execution.step, jax.local_devices(), ranks)

@@ -39,7 +39,7 @@ def deal_devices(sizes: Sequence[int]) -> tuple[jax.Device, ...]:
     """
     if jax.process_count() == 1:
         return pick_devices(sum(sizes))
-    team = share_ranks(len(sizes), jax.process_count())
+    team = share_ranks(sizes, jax.process_count())
     dealt: list[jax.Device] = []
     for process, ranks in enumerate(team.ranks):
         there = [device for device in jax.devices() if device.process_index == process]

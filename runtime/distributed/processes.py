@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Final, TextIO
 
 import jax
@@ -59,21 +60,43 @@ class Team:
         return f"process {process} (rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks))})"
 
 
-def share_ranks(num_ranks: int, num_processes: int) -> Team:
-    """Returns `num_ranks` ranks dealt to processes in rows.
+def share_ranks(sizes: Sequence[int], num_processes: int) -> Team:
+    """Returns ranks of `sizes` devices [ranks] dealt to processes in rows, with as few devices to a process as can be.
 
-    The first processes have one rank more where they do not divide evenly.
+    The first processes have one rank more where equal ranks do not divide evenly, and as many unlike ones as they may.
 
     Raises:
         RhinoError: RHI-RUN-004 where a process would have none.
     """
+    num_ranks = len(sizes)
     if not 1 <= num_processes <= num_ranks:
         raise RhinoError(
             "RHI-RUN-004", f"{num_processes} processes cannot share {num_ranks} ranks", fix="give each process a rank"
         )
+    if len(set(sizes)) > 1:
+        ends = list(accumulate(sizes))
+        totals = sorted({end - start for start in [0, *ends] for end in ends if end > start})
+        rows = next(found for most in totals if (found := _rows(sizes, num_processes, most)))
+        return Team(rows)
     size, rest = divmod(num_ranks, num_processes)
     starts = [size * process + min(process, rest) for process in range(num_processes + 1)]
     return Team(tuple(tuple(range(starts[i], starts[i + 1])) for i in range(num_processes)))
+
+
+def _rows(sizes: Sequence[int], num_processes: int, most: int) -> tuple[tuple[int, ...], ...]:
+    """Returns ranks dealt in rows of at most so many devices, each row as long as it may; nothing where they are more.
+
+    Each process gets a rank.
+    """
+    rows, start = [], 0
+    for process in range(num_processes):
+        left = num_processes - process - 1
+        fit = [end for end in range(start + 1, len(sizes) - left + 1) if sum(sizes[start:end]) <= most]
+        if not fit:
+            return ()
+        rows.append(tuple(range(start, fit[-1])))
+        start = fit[-1]
+    return tuple(rows) if start == len(sizes) else ()
 
 
 class ProcessJob:

@@ -31,7 +31,7 @@ PART = str(Path(__file__).parents[2] / "run_part.py")
 
 
 def prepare(folder: Path, one: Pipelined, **settings: object) -> Team:
-    team = share_ranks(one.num_stages, 2)
+    team = share_ranks([1] * one.num_stages, 2)
     given = {
         "step": one.step,
         "modules": one.modules,
@@ -195,8 +195,11 @@ def test_a_step_that_stands_still_is_told_of_by_all(tmp_path: Path):
 
 
 def test_ranks_are_dealt_in_rows():
-    assert share_ranks(5, 2) == Team(((0, 1, 2), (3, 4)))
-    assert share_ranks(5, 2).process_of == (0, 0, 0, 1, 1)
-    assert share_ranks(4, 4).process_of == (0, 1, 2, 3)
+    assert share_ranks([1] * 5, 2) == Team(((0, 1, 2), (3, 4)))
+    assert share_ranks([1] * 5, 2).process_of == (0, 0, 0, 1, 1)
+    assert share_ranks([2] * 4, 4).process_of == (0, 1, 2, 3)
+    assert share_ranks([4, 2, 2], 2).ranks == ((0,), (1, 2))
+    assert share_ranks([1, 1, 4, 2], 2).ranks == ((0, 1, 2), (3,))
+    assert share_ranks([1, 1, 4], 3).ranks == ((0,), (1,), (2,))
     with pytest.raises(RhinoError, match=r"RHI-RUN-004.*3 processes cannot share 2 ranks"):
-        share_ranks(2, 3)
+        share_ranks([1, 1], 3)
