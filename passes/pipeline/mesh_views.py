@@ -58,6 +58,12 @@ def write_views(module: ir.Operation, sharded: Sequence[ir.Operation], stages: S
     _show(module, 0)
 
 
+def is_rewritten(module: ir.Operation) -> bool:
+    """Says whether a pass has put ops into a module since it was sharded on several meshes: they are of one alone."""
+    ops = walk(entry_function(module).operation)
+    return has_views(module) and any(_shown(op.attributes) and VIEWS not in op.attributes for op in ops)
+
+
 def as_on(module: ir.Operation, name: str) -> ir.Operation:
     """Returns a copy of a module as it is on the mesh of this name alone; without a name, as it was before."""
     copy = module.clone()
@@ -140,8 +146,8 @@ def _show(module: ir.Operation, number: int) -> None:
     """Shows the attributes of the mesh of this number, or with -1 those that were there before."""
     entry = entry_function(module)
     for op in walk(entry.operation):
-        if VIEWS in op.attributes:
-            shown = _view(op.attributes[VIEWS], number)
+        if VIEWS in op.attributes or number < 0:  # what came later has none, and was not there before
+            shown = _view(op.attributes[VIEWS], number) if VIEWS in op.attributes else {}
             for name in _SHOWN:
                 if name in shown:
                     op.attributes[name] = shown[name]

@@ -8,7 +8,8 @@ Reads     a step that is sharded on no mesh; `rhino.virtual_stage` and `rhino.st
           with them it is known what crosses.
 Writes    a `sdy.mesh` for each distinct mesh, `rhino.stage_meshes`, and on ops, arguments and results
           `rhino.mesh_views` with what `inner` writes for each mesh; that for the first stage is shown. A step that is
-          sharded so already is sharded anew on those meshes alone on which a partial sum would cross.
+          sharded so already is sharded anew on those meshes alone on which a partial sum would cross, or on all if ops
+          have been put in.
 Errors    RHI-MESH-002 the module has a mesh of its own, RHI-CLI-001 a mesh that does not parse, RHI-STAGE-001 another
           number of meshes than stages, RHI-SPLIT-001 no loop over micro-batches, RHI-SPLIT-002 an op with a stage that
           cannot be, RHI-CLUSTER-001 unknown preset, RHI-CLUSTER-002 malformed file; those of the passes of `inner`.
@@ -32,7 +33,7 @@ from rhino.ir.program.accumulation import read_accumulation
 from rhino.ir.program.named_tensors import open_attribute
 from rhino.ir.program.op_stages import is_cut, num_stages_of
 from rhino.passes.base import Item, Pass, Remarks, opt, run_pipeline
-from rhino.passes.pipeline.mesh_views import as_on, clear, has_views, partial_results, write_views
+from rhino.passes.pipeline.mesh_views import as_on, clear, has_views, is_rewritten, partial_results, write_views
 from rhino.passes.pipeline.partial_accumulation import keep_sums_apart
 from rhino.passes.pipeline.split_stages import crossing_values
 from rhino.passes.sharding.choose_shardings import ChooseShardings, ShardingChoice
@@ -76,6 +77,8 @@ class ShardRanks(Pass):
                 Place(remarks.file),
                 fix="remove the module's shardings, or give all ranks its mesh",
             )
+        if is_rewritten(module):
+            clear(module)
         if is_cut(module) and _keep_sums_apart(as_on(module, ""), len(meshes), remarks.file):
             clear(module)
             _keep_sums_apart(module, len(meshes), remarks.file)

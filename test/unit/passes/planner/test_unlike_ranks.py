@@ -134,3 +134,14 @@ def test_what_cannot_be_planned_is_refused(tmp_path: Path, options: tuple[str, .
     (tmp_path / "step.mlir").write_bytes(text(STEPS["mean-loss"]))
     got, err = optimize(tmp_path, *options)
     assert (got, what in err) == (code, True), err
+
+
+@pytest.mark.long
+def test_stages_recompute_what_their_budget_asks_for():
+    """What a stage recomputes is put in after shardings were chosen, and lies on its own mesh."""
+    budget = (("budget", "250KiB"),)
+    made = plan(step_text("gpt"), "gpt", Setting(3, 4, "1f1b", "4;2;2", "cpu8", remat="auto", more=budget))
+    without = plan(step_text("gpt"), "gpt", Setting(3, 4, "1f1b", "4;2;2", "cpu8"))
+    assert made.execution.modules != without.execution.modules
+    expected = reference(step_text("gpt"), "gpt", NUM_STEPS)
+    assert difference(made, run(made, expected.inputs, NUM_STEPS), expected, "gpt").passes
