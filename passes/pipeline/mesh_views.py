@@ -61,7 +61,9 @@ def write_views(module: ir.Operation, sharded: Sequence[ir.Operation], stages: S
 def is_rewritten(module: ir.Operation) -> bool:
     """Says whether a pass has put ops into a module since it was sharded on several meshes: they are of one alone."""
     ops = walk(entry_function(module).operation)
-    return has_views(module) and any(_shown(op.attributes) and VIEWS not in op.attributes for op in ops)
+    return has_views(module) and any(
+        VIEWS not in op.attributes and any(name in op.attributes for name in _SHOWN) for op in ops
+    )
 
 
 def as_on(module: ir.Operation, name: str) -> ir.Operation:
