@@ -4,6 +4,7 @@
 // RUN: not --exit-code=2 rhino-opt --rhino-pipeline-stages=schedule=fastest %s 2>&1 | filecheck %s --check-prefix=SCHEDULE
 // RUN: not --exit-code=3 rhino-opt --rhino-pipeline-stages=budget=300B %s 2>&1 | filecheck %s --check-prefix=BUDGET
 // RUN: rhino-opt --rhino-pipeline-stages="stages=1 budget=300B" %s | filecheck %s --check-prefix=ONE
+// RUN: not rhino-opt --rhino-pipeline-stages="budget=1KiB stage-rows=1KiB;1KiB;1KiB" %s 2>&1 | filecheck %s --check-prefix=ROWS
 // RUN: not --exit-code=2 rhino-opt --rhino-pipeline-stages=budget=much %s 2>&1 | filecheck %s --check-prefix=SIZE
 // RUN: not rhino-opt --rhino-pipeline-stages=cluster=none %s 2>&1 | filecheck %s --check-prefix=CLUSTER
 // RUN: rhino-opt --rhino-pipeline-stages=budget=600B %s | filecheck %s
@@ -19,6 +20,7 @@
 // BUDGET-NEXT: note: the largest: argument 2 "v" tensor<8x16xf32> of 512 B, argument 1 "u" tensor<8x8xf32> of 256 B
 // BUDGET-NEXT: note: to fix: allow more bytes
 // ONE-COUNT-2: stablehlo.dot_general {{.*}}rhino.virtual_stage = 0 : i64
+// ROWS: error: [RHI-STAGE-001] stage-rows has 3 values, and 2 stages were requested
 // SIZE: error: [RHI-CLI-001] size: got 'much'
 // CLUSTER: error: [RHI-CLUSTER-001] got cluster 'none'
 // CHECK: stablehlo.dot_general {{.*}}rhino.virtual_stage = 0 : i64

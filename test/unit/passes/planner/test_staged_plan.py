@@ -243,6 +243,21 @@ def test_what_a_way_back_can_make_again_takes_no_memory(folder: Path):
     assert code == 0, err
 
 
+def test_an_early_stage_that_recomputes_by_itself_gives_the_answer_of_one_device():
+    """Behind the search of shardings: copies have those of what they repeat, and draw the same random bits."""
+    text = export_step(gpt.model(dataclasses.replace(GPT, dropout=0.1))).encode()
+    free = plan(text, NAME, Setting(2, 4, "1f1b", "2"))
+    limits = (("budget", "1GiB"), ("rows", "1073741824"), ("stage-rows", "180480;1GiB"))
+    made = plan(text, NAME, Setting(2, 4, "1f1b", "2", remat="auto", more=limits))
+    assert made.simulation.memory[0].peak_bytes < free.simulation.memory[0].peak_bytes
+    fenced = [
+        {name for name, text in one.execution.modules.items() if "optimization_barrier" in text} for one in (made, free)
+    ]
+    assert fenced[0] - fenced[1] == {"backward_0"}
+    wanted = reference(text, NAME, NUM_STEPS)
+    assert difference(made, run(made, wanted.inputs, NUM_STEPS), wanted, NAME).max_rel < 1e-5
+
+
 def test_a_trace_that_cannot_be_written_is_refused_first(folder: Path):
     code, out, err = launch(str(folder / "plan"), f"--trace={folder / 'no' / 'trace.json'}")
     assert (code, out) == (1, "")

@@ -14,7 +14,7 @@ from rhino.ir.mlir.reader import read_module
 from rhino.passes.base import Remarks
 from rhino.passes.frontend.normalize import Normalize
 from rhino.passes.planner.evaluate import Evaluator, Setup
-from rhino.strategies.autotune.base import CutOff, PlanConfig
+from rhino.strategies.autotune.base import CutOff, Estimate, PlanConfig
 from rhino.strategies.pipeline.schedules import Pipeline, make_order
 from rhino.strategies.pipeline.stages.estimate import StageEstimates
 from rhino.strategies.pipeline.stages.needs import StageNeeds
@@ -144,3 +144,16 @@ def test_a_tolerance_that_is_said_is_the_one_of_the_search():
     )
     assert even != uneven
     assert any_of_both == min(even, uneven)
+
+
+def test_an_early_stage_recomputes_what_memory_asks_for_where_that_takes_least():
+    """Within memory that the best plan does not fit, no share for all stages is as good; bounds hold for both."""
+    setup, config = setup_of(gpt_step(layers=4, seq=256), "1f1b"), PlanConfig(4, (2,), 8)
+    free = Evaluator(setup).outcome(config)
+    small = replace(setup, budget_bytes=0.8 * max(free.peak_bytes))
+    found = Evaluator(replace(small, recomputes=True)).outcome(config)
+    assert found.recomputes
+    assert max(found.peak_bytes) <= small.budget_bytes
+    assert found.bound_s <= found.step_s < 1.05 * free.step_s
+    uniform = [Evaluator(small).outcome(replace(config, remat=remat)) for remat in (0.0, 0.5)]
+    assert all(found.step_s < 0.95 * one.step_s for one in uniform if isinstance(one, Estimate))
