@@ -27,6 +27,8 @@ from rhino.strategies.solver.problem import Problem
 _ROUNDS = 8
 """Sweeps over all axes from one start, at most: two to three were seen to be enough."""
 
+_ROUNDING = 1e-12
+
 _REFINED, _PASSES, _LEGS = 3, 20, 2
 """Of the ascent that shows the way where even one axis is too wide for elimination.
 
@@ -69,7 +71,7 @@ class Sweep:
         best = min(found, key=self.problem.cost)
         masks = [tuple(sorted(set(states))) for states in zip(*(choice.tolist() for choice in found), strict=True)]
         mixed = self.within(masks, best)
-        if self.problem.cost(mixed) >= self.problem.cost(best):
+        if not self.is_less(self.problem.cost(mixed), self.problem.cost(best)):
             return best
         return self.descend(mixed, list(range(self.num_axes)))
 
@@ -79,12 +81,17 @@ class Sweep:
         for turn in range(_ROUNDS * len(axes)):
             better = self.within(self.line(states, axes[turn % len(axes)]), states)
             reached = self.problem.cost(better)
-            idle = idle + 1 if reached >= cost else 0
-            if reached < cost:
-                states, cost = better, reached
+            idle = idle + 1
+            if self.is_less(reached, cost):
+                states, cost, idle = better, reached, 0
             if idle >= len(axes):
                 break
         return states
+
+    @staticmethod
+    def is_less(cost: float, other: float) -> bool:
+        """Says whether a choice costs less than another by more than rounding."""
+        return cost < other - _ROUNDING * abs(other) if other < np.inf else cost < other
 
     def line(self, states: Ints, axis: int) -> list[Mask]:
         """Returns for every node the states that differ from its own along `axis` alone."""

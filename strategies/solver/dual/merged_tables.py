@@ -7,17 +7,11 @@ a table repeats rows and columns: of a U-Net's tables on 4 x 4 x 4 half of all e
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final
 
 import numpy as np
 
 from rhino.ir.arrays import Floats, Ints
-
-_WORTH: Final = 1 << 13
-"""Entries that must go for it to be worth to look classes up."""
-
-_FACTOR: Final = 0x1E3779B97F4A7C15
-"""An odd number whose multiples are spread over all integers of 64 bits."""
+from rhino.strategies.solver.tables import WORTH, distinct_rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,16 +58,8 @@ class MergedTable:
 
 def _merged(table: Floats) -> tuple[Floats, Ints | None]:
     """Returns a table with equal rows as one, and the row of each [rows]; the table itself where few are equal."""
-    count, columns = table.shape
-    if table.size < _WORTH:
-        return table, None
-    with np.errstate(over="ignore"):
-        weights = (np.arange(1, columns + 1, dtype=np.int64) * np.int64(_FACTOR)) | np.int64(1)
-    codes = np.einsum("st,t->s", table.view(np.int64), weights)
-    _, first, number = np.unique(codes, return_index=True, return_inverse=True)
-    if (count - len(first)) * columns < _WORTH or not np.array_equal(table[first][number], table):
-        return table, None
-    return table[first], number
+    found = distinct_rows(table)
+    return (table, None) if found is None else (table[found[0]], found[1])
 
 
 def _left(classes: Ints | None, kept: Ints, width: int) -> tuple[Ints, Ints | None]:
@@ -84,4 +70,4 @@ def _left(classes: Ints | None, kept: Ints, width: int) -> tuple[Ints, Ints | No
     if classes is None:
         return kept, None
     first, number = np.unique(classes[kept], return_inverse=True)
-    return (classes[kept], None) if (len(kept) - len(first)) * width < _WORTH else (first, number)
+    return (classes[kept], None) if (len(kept) - len(first)) * width < WORTH else (first, number)

@@ -24,7 +24,7 @@ import numpy as np
 from rhino.ir.arrays import Floats, Ints
 from rhino.strategies.solver.elimination.dominance import Bound, bound_of, undominated
 from rhino.strategies.solver.problem import Problem
-from rhino.strategies.solver.tables import Tables
+from rhino.strategies.solver.tables import Tables, distinct_rows
 
 MOST_NEIGHBOURS = 60
 """NumPy's arrays have at most 64 dimensions, those of one entry included."""
@@ -133,16 +133,49 @@ class TableStore(Tables):
             for table in aligned[1:]:
                 total = total + table
             return self.intern(np.minimum.reduce(total, axis=0))
-        states = max(table.shape[0] for table in aligned)
-        shape = np.broadcast_shapes(*(table.shape[1:] for table in aligned))
-        best, room = np.full(shape, np.inf), np.empty(shape)
-        for state in range(states):  # one state at a time: the sum never exists for all of them at once
-            row: Floats = np.zeros((1,) * (count - 1))
-            *first, last = [table[state if table.shape[0] > 1 else 0] for table in aligned]
-            for part in first:
-                row = row + part
-            np.minimum(best, np.add(row, last, out=room), out=best)
-        return self.intern(best)
+        if all(len(positions) <= 2 for _, positions in parts):
+            return self.intern(self._least_of_classes(parts, count))
+        return self.intern(_least_by_state(aligned, count))
+
+    def _least_of_classes(self, parts: Parts, count: int) -> Floats:
+        """Does what `least` does for pairs, for states of other nodes as one that have equal columns."""
+        aligned, classes = [], [np.arange(0)] * (count - 1)
+        for number, positions in parts:
+            table = self.tables[number]
+            if len(positions) == 2:
+                side = positions.index(0)
+                turned = table.T if side else table
+                found = self._distinct(number, 1 - side)
+                classes[max(positions) - 1] = np.arange(turned.shape[1]) if found is None else found[1]
+                aligned.append(align(turned if found is None else turned[:, found[0]], (0, max(positions)), count))
+            else:
+                aligned.append(align(table, positions, count))
+        best: Floats = _least_by_state(aligned, count)[np.ix_(*classes)]
+        return best
+
+    def _distinct(self, table: int, side: int) -> tuple[Ints, Ints] | None:
+        """Returns what `distinct_rows` does of the states of one side of a table."""
+        key = ("distinct", table, side)
+        if key not in self.memo:
+            self.memo[key] = distinct_rows(self.tables[table].T if side else self.tables[table])
+        return self.memo[key]  # type: ignore[return-value]
+
+
+def _least_by_state(aligned: Sequence[Floats], count: int) -> Floats:
+    """Returns the least of a sum of tables over their first side, of `count` sides.
+
+    One state is taken at a time, so that the sum never exists for all of them at once.
+    """
+    states = max(table.shape[0] for table in aligned)
+    shape = np.broadcast_shapes(*(table.shape[1:] for table in aligned))
+    best, room = np.full(shape, np.inf), np.empty(shape)
+    for state in range(states):
+        row: Floats = np.zeros((1,) * (count - 1))
+        *first, last = [table[state if table.shape[0] > 1 else 0] for table in aligned]
+        for part in first:
+            row = row + part
+        np.minimum(best, np.add(row, last, out=room), out=best)
+    return best
 
 
 Parts = tuple[tuple[int, tuple[int, ...]], ...]
