@@ -104,9 +104,14 @@ class DividedLine:
         forward_reserved = _most(np.array([row.forward_reserved_bytes for row in rows]))
         backward_reserved = _most(np.array([row.backward_reserved_bytes for row in rows]))
         self.kept = weights * (2 + model.setup.state) + np.maximum(forward_reserved + backward_reserved, weights)
-        remat = RematLine(
-            forward, stash, np.array([one.begins for one in kinds]), np.array([one.is_fixed for one in kinds])
-        )
+        begins = np.array([one.begins for one in kinds])
+        fixed = np.array([one.is_fixed for one in kinds])
+        for first, size, layers in model.layers:
+            # Where layers are no blocks, their first op is kept, so that what is recomputed ends there.
+            firsts = np.arange(first, first + size * layers, size)
+            fixed[firsts] |= ~begins[firsts]
+            begins[firsts] = True
+        remat = RematLine(forward, stash, begins, fixed)
         self.increments = [(cap, Increments(remat, cap)) for cap in caps(remat)]
         self.layers = [one for one in model.layers if _repeats(ops, *one)]
         # What begins in a later layer of several and ends before the last one takes what it would in the first.

@@ -20,6 +20,7 @@ from rhino.ir.diagnostics import ExitCode, Place, RhinoError
 from rhino.ir.units import format_seconds
 from rhino.runtime.executor.devices import pick_devices, request_host_devices
 from rhino.runtime.profile.cluster import make_cluster, make_groups, origin_of
+from rhino.runtime.profile.from_aceso import with_aceso
 from rhino.runtime.profile.measure import Settings, by_kind, measure, measure_between
 from rhino.runtime.profile.programs import DTYPES
 from rhino.tools.command_line import Parser
@@ -47,7 +48,8 @@ def run(argv: Sequence[str], stdout: BinaryIO, stderr: TextIO) -> int:
         _check(options)
         operators = _read_operators(options.operators) if options.operators else ()
         base = load_cluster(options.base) if options.base else _measured(options, stderr)
-        text = cluster_to_text(_with_operators(base, operators))
+        told = with_aceso(base, options.aceso) if options.aceso else base
+        text = cluster_to_text(_with_operators(told, operators))
         parse_cluster(text, options.output)
         write_output(options.output, text.encode(), stdout)
         return int(ExitCode.OK)
@@ -62,9 +64,17 @@ def main() -> None:
 
 
 def _check(options: Namespace) -> None:
-    if options.base and not options.operators:
+    if options.base and not (options.operators or options.aceso):
         raise RhinoError(
-            "RHI-CLI-001", "--from is given, and nothing to add to it", fix="add --operators=FILE, or leave --from out"
+            "RHI-CLI-001",
+            "--from is given, and nothing to add to it",
+            fix="add --operators=FILE or --from-aceso=DIR, or leave --from out",
+        )
+    if options.aceso and not options.base:
+        raise RhinoError(
+            "RHI-CLI-001",
+            "--from-aceso is given without a cluster to add to",
+            fix="add --from=v100x8, or the cluster that the tables were measured on",
         )
     if options.base and options.devices:
         raise RhinoError(
@@ -214,6 +224,13 @@ def _parser() -> argparse.ArgumentParser:
         "--from",
         dest="base",
         metavar="C",
-        help="measure nothing: take a preset or a cluster file, and add the table to it",
+        help="measure nothing: take a preset or a cluster file, and add tables to it",
+    )
+    add(
+        "--from-aceso",
+        dest="aceso",
+        type=Path,
+        metavar="DIR",
+        help="with --from: add what Aceso's tables of profiled ops say, a directory of CSV files; see docs/cluster.md",
     )
     return parser

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import jax
 import pytest
+from aceso_part import write_tables
 
 from rhino.ir.cluster.age import MAX_AGE_DAYS, stale
 from rhino.ir.cluster.cluster import cluster_to_text, load_cluster, mesh_axes, parse_cluster
@@ -252,6 +253,8 @@ def test_a_table_is_added_to_a_preset(tmp_path):
     ("argv", "says"),
     [
         (("--from=v100x8",), "nothing to add to it"),
+        (("--from-aceso=nowhere",), "without a cluster to add to"),
+        (("--from=v100x8", "--from-aceso=nowhere"), "nowhere: error: [RHI-CLUSTER-004]"),
         (("--from=v100x8", "--devices=2", "--operators=x"), "exclude each other"),
         (("--dtypes=f32,int",), "'int' is none of f64, f32"),
         (("--rounds=0",), "0 is not at least 1"),
@@ -264,6 +267,30 @@ def test_command_lines_that_are_refused(argv, says):
     code, said = profile(*argv)
     assert code in (1, 2)
     assert says in said
+
+
+def test_tables_of_aceso_are_added_to_a_preset(tmp_path):
+    """A product takes 2 FLOPs for each row, column and depth, and twice as many in the backward pass."""
+    out = tmp_path / "mine.toml"
+    assert profile("--from=v100x8x2", f"--from-aceso={write_tables(tmp_path)}", "-o", str(out)) == (0, "")
+    mine, preset = load_cluster(str(out)), load_cluster("v100x8x2")
+    (products,) = mine.device.operators
+    assert (products.op, products.dtype) == ("stablehlo.dot_general", "f16")
+    # 4, 6 and 12 MB of two bytes: an operand of 2**21, weights of 3 x 2**20, and a result of 3 x 2**21 elements.
+    one = float(f"{2 * (2**21 * 3 * 2**20 * 3 * 2**21) ** 0.5:.4g}")
+    two = float(f"{2 * (2**22 * 3 * 2**20 * 3 * 2**22) ** 0.5:.4g}")
+    assert products.points == ((one, pytest.approx(200e-6)), (two, pytest.approx(400e-6)))
+    outer, inner = mine.levels
+    lines = {(kind, count): line for kind, count, line in inner.collectives}
+    assert {count for _, count in lines} == {2}
+    assert lines["all_reduce", 2].fixed_s == pytest.approx(0.05e-3)
+    assert lines["all_reduce", 2].per_s == pytest.approx(2**20 / 0.02e-3)
+    assert lines["all_gather", 2].per_s == pytest.approx(2**21 / 0.02e-3), "the payload is what is gathered"
+    assert inner.transfer == outer.transfer is not None
+    device = replace(mine.device, operators=())
+    levels = [replace(level, collectives=(), transfer=None, sources=()) for level in mine.levels]
+    assert device == preset.device
+    assert levels == [replace(level, sources=()) for level in preset.levels]
 
 
 # Age
