@@ -17,15 +17,18 @@ from rhino.ir.cluster.cluster import cluster_to_text, load_cluster, parse_cluste
 from rhino.ir.cluster.hardware import Cluster, Operator
 from rhino.ir.cluster.operators import parse_operators
 from rhino.ir.diagnostics import ExitCode, Place, RhinoError
+from rhino.ir.mlir.bindings import make_context
+from rhino.ir.mlir.reader import read_module
 from rhino.ir.units import format_seconds
 from rhino.runtime.executor.devices import pick_devices, request_host_devices
-from rhino.runtime.profile.cluster import make_cluster, make_groups, origin_of
-from rhino.runtime.profile.from_aceso import with_aceso
+from rhino.runtime.profile.cluster import make_cluster, make_groups, measured_on, origin_of
+from rhino.runtime.profile.from_aceso import products_of, read_all, with_links
 from rhino.runtime.profile.measure import Settings, by_kind, measure, measure_between
+from rhino.runtime.profile.ops import measure_ops
 from rhino.runtime.profile.programs import DTYPES
 from rhino.tools.command_line import Parser
 from rhino.tools.ending import exit_code_of, leave
-from rhino.tools.files import check_writable, write_output
+from rhino.tools.files import check_writable, read_input, write_output
 from rhino.tools.streams import standard_streams
 
 _DESCRIPTION = """\
@@ -48,8 +51,12 @@ def run(argv: Sequence[str], stdout: BinaryIO, stderr: TextIO) -> int:
         _check(options)
         operators = _read_operators(options.operators) if options.operators else ()
         base = load_cluster(options.base) if options.base else _measured(options, stderr)
-        told = with_aceso(base, options.aceso) if options.aceso else base
-        text = cluster_to_text(_with_operators(told, operators))
+        if options.aceso:
+            tables = read_all(options.aceso)
+            base = _with_operators(with_links(base, tables), products_of(tables))
+        if options.ops:
+            base = _with_operators(base, _measured_ops(options, base, stderr))
+        text = cluster_to_text(_with_operators(base, operators))
         parse_cluster(text, options.output)
         write_output(options.output, text.encode(), stdout)
         return int(ExitCode.OK)
@@ -64,11 +71,11 @@ def main() -> None:
 
 
 def _check(options: Namespace) -> None:
-    if options.base and not (options.operators or options.aceso):
+    if options.base and not (options.operators or options.aceso or options.ops):
         raise RhinoError(
             "RHI-CLI-001",
             "--from is given, and nothing to add to it",
-            fix="add --operators=FILE or --from-aceso=DIR, or leave --from out",
+            fix="add --operators=FILE, --ops=STEP or --from-aceso=DIR, or leave --from out",
         )
     if options.aceso and not options.base:
         raise RhinoError(
@@ -76,9 +83,9 @@ def _check(options: Namespace) -> None:
             "--from-aceso is given without a cluster to add to",
             fix="add --from=v100x8, or the cluster that the tables were measured on",
         )
-    if options.base and options.devices:
+    if options.base and options.devices and not options.ops:
         raise RhinoError(
-            "RHI-CLI-001", "--from and --devices exclude each other", fix="with --from nothing is measured"
+            "RHI-CLI-001", "--from and --devices exclude each other", fix="with --from only --ops measures something"
         )
     check_writable(options.output)
 
@@ -119,10 +126,23 @@ def _measured(options: Namespace, stderr: TextIO) -> Cluster:
     return make_groups(name, groups, between, origin_of(devices, today)) if between else groups[0]
 
 
+def _measured_ops(options: Namespace, cluster: Cluster, stderr: TextIO) -> tuple[Operator, ...]:
+    """Returns what the ops of a program take on as many devices as the cluster has, or as are asked for."""
+    count = options.devices or cluster.num_devices
+    request_host_devices(count, os.environ)
+    devices = pick_devices(count)
+    module = read_module(read_input(options.ops, sys.stdin.buffer, stderr), options.ops, make_context())
+    origin = origin_of(devices, datetime.datetime.now(tz=datetime.UTC).date())
+    source = measured_on(origin, len(devices), "each op alone")
+    settings = Settings(options.limit, options.rounds, options.dtypes)
+    with _Progress(stderr) as note:
+        return measure_ops(module, devices, cluster.device, settings, source, note)
+
+
 def _with_operators(cluster: Cluster, given: tuple[Operator, ...]) -> Cluster:
     """Returns the cluster with tables from elsewhere, which take the place of its own for the same op and type."""
-    names = [(one.op, one.dtype) for one in given]
-    kept = tuple(one for one in cluster.device.operators if (one.op, one.dtype) not in names)
+    given_of = {one.key for one in given}
+    kept = tuple(one for one in cluster.device.operators if one.key not in given_of)
     return replace(cluster, device=replace(cluster.device, operators=(*kept, *given)))
 
 
@@ -224,7 +244,12 @@ def _parser() -> argparse.ArgumentParser:
         "--from",
         dest="base",
         metavar="C",
-        help="measure nothing: take a preset or a cluster file, and add tables to it",
+        help="measure nothing but --ops: take a preset or a cluster file, and add tables to it",
+    )
+    add(
+        "--ops",
+        metavar="STEP",
+        help="also measure each distinct op of a program of one device, as rhino-opt --auto-shard --localize writes it",
     )
     add(
         "--from-aceso",

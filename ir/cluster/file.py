@@ -156,6 +156,8 @@ def _equal_devices_lines(cluster: Cluster, path: str = "") -> list[str]:
     for one in device.operators:
         lines += ["", f"[[{path}operator]]", f"op = {_string(one.op)}", f"dtype = {_string(one.dtype)}"]
         lines += [f"points = {[list(point) for point in one.points]!r}", f"source = {_string(one.source)}"]
+        shapes = (("operands", one.operands), ("results", one.results))
+        lines += [f"{key} = [{', '.join(map(_string, types))}]" for key, types in shapes if types]
     for level in cluster.levels:
         lines += ["", *_level_lines(level, path)]
     return lines

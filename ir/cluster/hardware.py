@@ -72,13 +72,22 @@ class Operator:
 
     A point is (work, seconds), and neither falls from one point to the next.
 
-    Work is what the op does on one device: FLOPs of a product, otherwise bytes that it reads and writes.
+    Work is what the op does on one device: FLOPs of a product, otherwise bytes that it reads and writes. With
+    `operands` and `results`, types as MLIR writes them between the brackets of a tensor's ("256x512xf32"), the table is
+    of an op whose part on a device has these, and comes before one of all shapes: its last seconds count.
     """
 
     op: str
     dtype: str
     points: tuple[tuple[float, float], ...]
     source: str
+    operands: tuple[str, ...] = ()
+    results: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> tuple[str, str, tuple[str, ...], tuple[str, ...]]:
+        """What one table alone is of."""
+        return self.op, self.dtype, self.operands, self.results
 
     def seconds(self, work: float) -> float:
         """Returns the seconds of an amount of work.
@@ -151,8 +160,8 @@ class Device:
     operators: tuple[Operator, ...] = ()
 
     def operator(self, op: str, dtype: str) -> Operator | None:
-        """Returns the table of an op on elements of an MLIR type, if there is one."""
-        return next((one for one in self.operators if (one.op, one.dtype) == (op, dtype)), None)
+        """Returns the table of an op of any shape on elements of an MLIR type, if there is one."""
+        return next((one for one in self.operators if one.key == (op, dtype, (), ())), None)
 
     def peak_flops_per_s(self, dtype: str) -> float:
         """Returns the peak for an MLIR element type (or "tf32").

@@ -18,6 +18,9 @@ VERSION: Final = 1
 _OP: Final = re.compile(r"[a-z_]\w*\.[\w.]+")
 _DTYPE: Final = re.compile(r"[a-z]\w*(<\w+>)?")
 _POINTS: Final = "pairs [work, seconds] of positive, finite numbers, work ascending and seconds not descending"
+_SHAPES: Final = ("operands", "results")
+_TYPES: Final = 'a list of types between the brackets of tensors, as ["256x512xf32"], in a table that has both'
+_TYPE: Final = re.compile(r"(\d+x)*[a-z]\w*(<\w+>)?")
 _MANY: Final = "one or more tables of operators"
 
 
@@ -46,7 +49,7 @@ def parse_operators(text: str, file: str = "") -> tuple[Operator, ...]:
     source = root.text("source")
     tables = root.tables("operators", _MANY)
     for table in tables:
-        table.keys("op", "dtype", "points")
+        table.keys("op", "dtype", "points", optional=_SHAPES)
     found = tuple(_operator(table, source) for table in tables)
     _refuse_doubles(found, tables)
     return found
@@ -55,7 +58,7 @@ def parse_operators(text: str, file: str = "") -> tuple[Operator, ...]:
 def file_operators(tables: list[Table]) -> tuple[Operator, ...]:
     """Returns the operators of a cluster file, each of which names its source. Raises the tables' error."""
     for table in tables:
-        table.keys("op", "dtype", "points", "source")
+        table.keys("op", "dtype", "points", "source", optional=_SHAPES)
     found = tuple(_operator(table, table.text("source")) for table in tables)
     _refuse_doubles(found, tables)
     return found
@@ -67,7 +70,17 @@ def _operator(table: Table, source: str) -> Operator:
         table.fail("op", 'the name of an op, as "stablehlo.dot_general"')
     if not _DTYPE.fullmatch(dtype):
         table.fail("dtype", 'an element type as MLIR writes it, as "bf16"')
-    return Operator(op, dtype, _points(table), source)
+    operands, results = (_types(table, key) for key in _SHAPES)
+    if bool(operands) != bool(results):
+        table.fail("results" if operands else "operands", _TYPES)
+    return Operator(op, dtype, _points(table), source, operands, results)
+
+
+def _types(table: Table, key: str) -> tuple[str, ...]:
+    value = table.data.get(key, [])
+    if not isinstance(value, list) or not all(isinstance(one, str) and _TYPE.fullmatch(one) for one in value):
+        table.fail(key, _TYPES)
+    return tuple(value)
 
 
 def _points(table: Table) -> tuple[tuple[float, float], ...]:
@@ -85,8 +98,8 @@ def _points(table: Table) -> tuple[tuple[float, float], ...]:
 
 
 def _refuse_doubles(found: tuple[Operator, ...], tables: list[Table]) -> None:
-    known: dict[tuple[str, str], None] = {}
+    known: set[object] = set()
     for one, table in zip(found, tables, strict=True):
-        if (one.op, one.dtype) in known:
-            table.fail("op", f"an op that has no table for {one.dtype} yet")
-        known[one.op, one.dtype] = None
+        if one.key in known:
+            table.fail("op", f"an op that has no table for {', '.join(one.operands) or one.dtype} yet")
+        known.add(one.key)

@@ -47,7 +47,7 @@ def make_groups(name: str, groups: Sequence[Cluster], transfers: Sequence[Sample
     """
     fit = fit_line([(one.work, one.seconds) for one in transfers])
     count = sum(one.num_devices for one in groups)
-    source = _measured(origin, count, f"arrays from each device to one of the next group: {fit.text}")
+    source = measured_on(origin, count, f"arrays from each device to one of the next group: {fit.text}")
     level = Level(
         name="between groups",
         size=len(groups),
@@ -63,7 +63,7 @@ def make_groups(name: str, groups: Sequence[Cluster], transfers: Sequence[Sample
     return joined(name, f"{count} unlike devices of one machine: {origin.machine}", groups, level)
 
 
-def _measured(origin: Origin, count: int, what: str) -> str:
+def measured_on(origin: Origin, count: int, what: str) -> str:
     """Returns the source of a figure that was measured on all of `count` devices."""
     return f"measured {origin.date}, jaxlib {origin.jaxlib}, {count} devices at once on {origin.machine}; {what}"
 
@@ -87,7 +87,7 @@ class _Maker:
     def source_of(self, what: str, fit: Fit | None = None, spread: float | None = None) -> str:
         """The source of a figure: when and where it was measured, on what, and how sure it is."""
         sure = f": {fit.text}" if fit else f": timings spread by {spread:.0%}" if spread is not None else ""
-        return _measured(self.origin, len(self.devices), f"{what}{sure}")
+        return measured_on(self.origin, len(self.devices), f"{what}{sure}")
 
     def device(self) -> Device:
         memory, step = self.fit("memory"), self.fit("step memory")

@@ -30,34 +30,35 @@ _BYTES: Final = 2
 _SOURCE: Final = "Aceso's tables (microsoft/SuperScaler), V100-SXM2"
 
 
-def with_aceso(cluster: Cluster, directory: Path) -> Cluster:
-    """Returns a cluster with what the tables of all models in a directory say in place of its own figures.
+def read_all(directory: Path) -> tuple[AcesoTables, ...]:
+    """Returns the tables of all models in a directory.
 
     Raises:
         RhinoError: RHI-CLUSTER-004 where tables are malformed or missing.
     """
-    tables = [read_aceso(directory, model) for model in aceso_models(directory)]
-    operators = tuple(_operators(tables))
-    kept = [one for one in cluster.device.operators if (one.op, one.dtype) not in [(o.op, o.dtype) for o in operators]]
+    return tuple(read_aceso(directory, model) for model in aceso_models(directory))
+
+
+def with_links(cluster: Cluster, tables: Sequence[AcesoTables]) -> Cluster:
+    """Returns a cluster with the collectives and transfers that were measured in place of its own."""
     *outer, inner = cluster.levels
     within = _transfer(tables[0].within_node)
     inner = _with_transfer(_with_collectives(inner, tables), within)
     if outer:
         outer[-1] = _with_transfer(outer[-1], _transfer(tables[0].between_nodes))
-    device = replace(cluster.device, operators=(*kept, *operators))
-    return replace(cluster, device=device, levels=(*outer, inner))
+    return replace(cluster, levels=(*outer, inner))
 
 
-def _operators(tables: Sequence[AcesoTables]) -> Iterator[Operator]:
-    """Yields the table of products, in which seconds never fall as FLOPs grow, if there are any."""
+def products_of(tables: Sequence[AcesoTables]) -> tuple[Operator, ...]:
+    """Returns the table of products, in which seconds never fall as FLOPs grow; none where there are none."""
     seconds: dict[float, float] = {}
     for flops, taken in (one for table in tables for one in _products(table)):
         seconds[flops] = max(taken, seconds.get(flops, 0.0))
-    if seconds:
-        works = sorted(seconds)
-        slowest = accumulate([seconds[work] for work in works], max)
-        source = f"{_SOURCE}: products of {len(tables)} models, forward and backward pass"
-        yield Operator("stablehlo.dot_general", _DTYPE, tuple(zip(works, slowest, strict=True)), source)
+    works = sorted(seconds)
+    slowest = accumulate([seconds[work] for work in works], max)
+    source = f"{_SOURCE}: products of {len(tables)} models, forward and backward pass"
+    points = tuple(zip(works, slowest, strict=True))
+    return (Operator("stablehlo.dot_general", _DTYPE, points, source),) if points else ()
 
 
 def _products(table: AcesoTables) -> Iterator[tuple[float, float]]:

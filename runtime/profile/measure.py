@@ -29,7 +29,7 @@ from rhino.runtime.profile.programs import DTYPES, Family, Probe
 _CALLS: Final = 3
 """Timed launches of a program in each round, behind one that brings its data back into the caches."""
 
-_LEAST_SHARE: Final = 0.05
+LEAST_SHARE: Final = 0.05
 """Of a program's time, what at least is not its launch: so that noise leaves no work that takes no time."""
 
 _LAUNCHED: Final = (1, 64)
@@ -63,7 +63,7 @@ class Settings:
 
 
 @dataclass(eq=False)
-class _Timed:
+class Timed:
     """What is launched and waited for, with what became of it."""
 
     group: str
@@ -75,15 +75,18 @@ class _Timed:
     times_s: list[float] = field(default_factory=list)
 
     def once_s(self) -> float:
+        """Returns the seconds of one launch."""
         start_s = time.perf_counter()
         self.launch()
         return time.perf_counter() - start_s
 
     def round(self) -> None:
+        """Times a few launches."""
         self.launch()
         self.times_s += [self.once_s() for _ in range(_CALLS)]
 
     def quartiles_s(self) -> tuple[float, float]:
+        """Returns the lower and the upper quartile of the times so far."""
         low, _, high = quantiles(self.times_s, n=4, method="inclusive")
         return low, high
 
@@ -99,7 +102,7 @@ def measure(devices: Sequence[jax.Device], settings: Settings, note: Callable[[s
 
     `note` gets messages of progress. Launches, one with few arrays and one with many, are not net of anything.
     """
-    timed: list[_Timed] = []
+    timed: list[Timed] = []
     for number, family in enumerate(families := list(_families(len(devices), settings.dtypes))):
         note(f"preparing {number + 1} of {len(families)}")
         timed += _prepared(family, devices, settings.limit_s)
@@ -146,18 +149,18 @@ def _families(num_devices: int, dtypes: Iterable[str]) -> Iterator[Family]:
             yield programs.collective(kind, inner)
 
 
-def _prepared(family: Family, devices: Sequence[jax.Device], limit_s: float) -> Iterator[_Timed]:
+def _prepared(family: Family, devices: Sequence[jax.Device], limit_s: float) -> Iterator[Timed]:
     for probe in family:
         executable, arguments = _compiled(probe, devices)
         found = list(kernels(executable.hlo_text()))
         number, moved = sum(times for _, times in found), sum(one.num_bytes * times for one, times in found)
-        one = _Timed(
+        one = Timed(
             probe.group,
             probe.inner,
             probe.work or moved,
             probe.repeats or number,
             _num_arrays(executable),
-            _launcher(executable, arguments),
+            launcher(executable, arguments),
         )
         one.launch()
         yield one
@@ -169,7 +172,8 @@ def _num_arrays(executable: Executable) -> int:
     return len(executable.signature.arguments) + len(executable.signature.results)
 
 
-def _launcher(executable: Executable, arguments: list[jax.Array]) -> Callable[[], object]:
+def launcher(executable: Executable, arguments: list[jax.Array]) -> Callable[[], object]:
+    """Returns what launches a program and waits for its results."""
     return lambda: wait(executable.run(arguments))
 
 
@@ -201,17 +205,17 @@ def _value(shape: tuple[int, ...]) -> np.ndarray[tuple[int, ...], np.dtype[np.fl
     return np.broadcast_to(np.eye(shape[-1]), shape) if square else np.full(shape, 0.5)
 
 
-def _transfer(num_bytes: int, devices: Sequence[jax.Device]) -> _Timed:
+def _transfer(num_bytes: int, devices: Sequence[jax.Device]) -> Timed:
     """An array on its way from one device to the next, on all devices in turn."""
     arrays = [jax.device_put(np.ones(num_bytes // 4, np.float32), device) for device in devices]
 
     def launch() -> None:
         jax.block_until_ready([jax.device_put(array, devices[0]) for array in arrays[1:]])
 
-    return _Timed("transfer", 2, float(num_bytes), len(devices) - 1, 0, launch)
+    return Timed("transfer", 2, float(num_bytes), len(devices) - 1, 0, launch)
 
 
-def _transfer_between(num_bytes: int, groups: Sequence[Sequence[jax.Device]]) -> _Timed:
+def _transfer_between(num_bytes: int, groups: Sequence[Sequence[jax.Device]]) -> Timed:
     """An array on its way from each device of a group to one of the next, on all devices at once."""
     moves = [
         (jax.device_put(np.ones(num_bytes // 4, np.float32), device), others[number % len(others)])
@@ -222,10 +226,10 @@ def _transfer_between(num_bytes: int, groups: Sequence[Sequence[jax.Device]]) ->
     def launch() -> None:
         jax.block_until_ready([jax.device_put(array, device) for array, device in moves])
 
-    return _Timed("transfer", 2, float(num_bytes), 1, 0, launch)
+    return Timed("transfer", 2, float(num_bytes), 1, 0, launch)
 
 
-def _samples(timed: Sequence[_Timed]) -> Iterator[Sample]:
+def _samples(timed: Sequence[Timed]) -> Iterator[Sample]:
     launches = [one for one in timed if one.group == "launch"]
     (few_s, _), (many_s, _) = (one.quartiles_s() for one in launches)
     array_s = max(many_s - few_s, LEAST_S) / (launches[1].work - launches[0].work)
@@ -242,7 +246,7 @@ def _samples(timed: Sequence[_Timed]) -> Iterator[Sample]:
         yield _sample(one, net_s)
 
 
-def _sample(one: _Timed, net_s: float) -> Sample:
+def _sample(one: Timed, net_s: float) -> Sample:
     """Returns what was timed, net of what is not the work itself."""
     low, high = one.quartiles_s()
-    return Sample(one.group, one.inner, one.work, max(net_s, low * _LEAST_SHARE) / one.repeats, (high - low) / low)
+    return Sample(one.group, one.inner, one.work, max(net_s, low * LEAST_SHARE) / one.repeats, (high - low) / low)

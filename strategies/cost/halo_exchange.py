@@ -121,16 +121,17 @@ def halo_moves(cls: OpClass, state: State, sizes: tuple[int, ...]) -> tuple[tupl
         operand, dim = halo.operand, halo.dim
         kind = cls.operands[operand]
         if operand not in shapes:
-            shapes[operand] = _local_shape(kind, state.operand_specs[operand], sizes)
+            shapes[operand] = local_shape(kind, state.operand_specs[operand], sizes)
         # What is joined is sent of the result.
-        shape = _local_shape(cls.results[0], state.result_specs[0], sizes) if halo.joins else shapes[operand]
+        shape = local_shape(cls.results[0], state.result_specs[0], sizes) if halo.joins else shapes[operand]
         rest = kind.element_bytes * prod(size for number, size in enumerate(shape) if number != dim)
         found += [(operand, ReshardStep("collective_permute", axes, length * rest)) for length in _lengths(halo, parts)]
         shape[dim] = halo.read_by(parts).width
     return tuple(found)
 
 
-def _local_shape(kind: TensorType, spec: Spec, sizes: tuple[int, ...]) -> list[int]:
+def local_shape(kind: TensorType, spec: Spec, sizes: tuple[int, ...]) -> list[int]:
+    """Returns the dims of a tensor's part on one device."""
     parts = dim_parts(spec, sizes, len(kind.shape))
     return [size // count for size, count in zip(kind.shape, parts, strict=True)]
 

@@ -7,6 +7,9 @@ scores of 64 MiB lie there in programs for v5e and v6e, which have 112 and 96 Mi
 stays for long, and back, beside products that leave the memory idle, so that costs nothing here (libtpu 0.0.51: GPT,
 BERT, MoE and T5 for v5e-8, 2026-11-24).
 
+Seconds come from three sources: what was measured of an op on these very shapes, a table of the op by its work, and
+else a roofline; the last two are the cost model's (`cost_model.py`).
+
 What a product takes of the program's own arguments is brought into that memory by a copy, and is so whether the product
 would leave the memory idle or not: of whole weights, such copies are waited for in the steps of optimizers, where all
 that is done is to read and write (the same, GPT, BERT and ViT). A weight that is gathered comes there by the gather. A
@@ -17,12 +20,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 
-from rhino.ir.graph.graph import Graph, TensorType
+from rhino.ir.cluster.hardware import Operator
+from rhino.ir.graph.graph import Graph, OpClass, TensorType
 from rhino.ir.graph.host_values import transfers, values_on_host
 from rhino.ir.graph.spec import REPLICATED, Spec, num_parts
 from rhino.strategies.cost.candidates import State
 from rhino.strategies.cost.cost_model import PRODUCTS, CostModel, reshard_seconds
-from rhino.strategies.cost.halo_exchange import halo_moves
+from rhino.strategies.cost.halo_exchange import halo_moves, local_shape
 
 _READS_PART = frozenset({"stablehlo.gather", "stablehlo.slice", "stablehlo.dynamic_slice"})
 """Ops that read as much of their first operand as they write."""
@@ -41,6 +45,7 @@ class OpCosts:
         self.transfers = transfers(graph, self.on_host)
         self.from_memory = values_from_memory(graph, in_memory)
         self.near_bytes = model.device.near_bytes
+        self.by_shape = {one.key: one for one in model.device.operators if one.operands}
         self.is_given, self.is_kept = _at_ends(graph) if self.near_bytes else ([False] * graph.num_values,) * 2
 
     def state_s(self, op: int, state: State) -> float:
@@ -53,14 +58,29 @@ class OpCosts:
             return self.model.host_s(self.local_bytes(cls.results[0], state.result_specs[0]))
         if cls.is_view or cls.placed or self.on_host.intersection(self.graph.results(op)):
             return 0.0
-        moved = self.moved_bytes(op, state)
-        is_kernel = any(self.in_memory[value] for value in self.graph.results(op))
-        seconds = self.model.compute_s(cls, moved, state.num_shares(self.sizes), is_kernel=is_kernel)
+        if self.by_shape and (table := self.table(cls, state)) is not None:
+            _, seconds = table.points[-1]
+        else:
+            moved = self.moved_bytes(op, state)
+            is_kernel = any(self.in_memory[value] for value in self.graph.results(op))
+            seconds = self.model.compute_s(cls, moved, state.num_shares(self.sizes), is_kernel=is_kernel)
         scalars = [(kind, comes) for kind, comes in zip(cls.results, state.result_specs, strict=True) if not kind.shape]
         seconds += sum(self.model.move_s(move) for _, move in halo_moves(cls, state, self.sizes))
         return seconds + sum(
             float(reshard_seconds(self.model, kind, [comes], [REPLICATED])[0, 0]) for kind, comes in scalars
         )
+
+    def table(self, cls: OpClass, state: State) -> Operator | None:
+        """Returns what was measured of an op whose part on a device has the shapes of a state, if it was."""
+        operands = self.local_types(cls.operands, state.operand_specs)
+        results = self.local_types(cls.results, state.result_specs)
+        dtype = cls.operands[0].dtype if cls.operands else ""
+        return self.by_shape.get((cls.name, dtype, operands, results))
+
+    def local_types(self, kinds: Sequence[TensorType], specs: Sequence[Spec]) -> tuple[str, ...]:
+        """Returns the types of tensors' parts on one device, as MLIR writes them between the brackets."""
+        shapes = [local_shape(kind, spec, self.sizes) for kind, spec in zip(kinds, specs, strict=True)]
+        return tuple(["x".join([*map(str, shape), kind.dtype]) for shape, kind in zip(shapes, kinds, strict=True)])
 
     def moved_bytes(self, op: int, state: State) -> int:
         """Returns the bytes that an op reads and writes on one device.

@@ -310,6 +310,9 @@ FRACTIONS = st.floats(min_value=1e-300, max_value=1.0)
 COUNTS = st.integers(min_value=1, max_value=1 << 62)
 
 
+SHAPED = Operator("stablehlo.dot", "f32", ((8.0, 1e-6),), "s", ("2x3xf32", "3xf32"), ("2xf32",))
+
+
 @st.composite
 def devices(draw):
     keys = draw(st.lists(st.sampled_from(FLOPS_KEYS), min_size=1, unique=True))
@@ -323,7 +326,7 @@ def devices(draw):
     measured |= {key: draw(COUNTS) for key in draw(st.sets(st.sampled_from(sizes)))}
     sources = {key: draw(TEXTS) for key in (*figures, *measured, *(f"flops_per_s.{key}" for key, _ in flops))}
     measured["operators"] = draw(
-        st.sampled_from([(), (Operator("stablehlo.dot", "f8E4M3FN", ((1.0, 2e-9), (2.5, 2e-9)), "s"),)])
+        st.sampled_from([(), (Operator("stablehlo.dot", "f8E4M3FN", ((1.0, 2e-9), (2.5, 2e-9)), "s"), SHAPED)])
     )
     order = (
         *figures,

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import jax
+import numpy as np
 import pytest
 from aceso_part import write_tables
 
@@ -209,6 +210,8 @@ def test_a_table_is_read():
         ('"bf16"', '"16"', "'operators[0].dtype': got '16'"),
         ("[1e11, 1e-3]", "[1e8, 1e-3]", "'operators[0].points': got"),
         ("[1e11, 1e-3]", "[1e11, 1e-6]", "'operators[0].points': got"),
+        ('"points"', '"operands": ["8x"], "results": ["8xf32"], "points"', "'operators[0].operands': got ['8x']"),
+        ('"points"', '"operands": ["8xf32"], "points"', "'operators[0].results': got nothing"),
         ("[1e11, 1e-3]", "[1e11, -1]", "'operators[0].points': got"),
         ("[1e11, 1e-3]", "1e11", "'operators[0].points': got"),
         ("[[1e9, 1e-5], [1e11, 1e-3]]", "[]", "'operators[0].points': got []"),
@@ -256,6 +259,7 @@ def test_a_table_is_added_to_a_preset(tmp_path):
         (("--from-aceso=nowhere",), "without a cluster to add to"),
         (("--from=v100x8", "--from-aceso=nowhere"), "nowhere: error: [RHI-CLUSTER-004]"),
         (("--from=v100x8", "--devices=2", "--operators=x"), "exclude each other"),
+        (("--from=cpu2", "--devices=2", "--ops=nowhere.mlir"), "RHI-CLI-002"),
         (("--dtypes=f32,int",), "'int' is none of f64, f32"),
         (("--rounds=0",), "0 is not at least 1"),
         (("--devices=none",), "--devices"),
@@ -267,6 +271,40 @@ def test_command_lines_that_are_refused(argv, says):
     code, said = profile(*argv)
     assert code in (1, 2)
     assert says in said
+
+
+STEP = """func.func @main(%a: tensor<16x8xf32>, %b: tensor<8x8xf32>) -> (tensor<16x8xf32>, tensor<8x8xf32>) {
+  %0 = stablehlo.dot_general %a, %b, contracting_dims = [1] x [0] :
+    (tensor<16x8xf32>, tensor<8x8xf32>) -> tensor<16x8xf32>
+  %1 = stablehlo.tanh %0 : tensor<16x8xf32>
+  %2 = stablehlo.dot_general %1, %b, contracting_dims = [1] x [0] :
+    (tensor<16x8xf32>, tensor<8x8xf32>) -> tensor<16x8xf32>
+  %3 = stablehlo.dot_general %a, %2, contracting_dims = [0] x [0] :
+    (tensor<16x8xf32>, tensor<16x8xf32>) -> tensor<8x8xf32>
+  return %2, %3 : tensor<16x8xf32>, tensor<8x8xf32>
+}"""
+
+
+def test_each_distinct_op_of_a_program_is_measured_once(tmp_path):
+    step, out, twice = tmp_path / "local.mlir", tmp_path / "mine.toml", tmp_path / "twice.toml"
+    step.write_text(STEP, encoding="utf-8")
+    words = ("--devices=2", "--rounds=1")
+    assert profile("--from=cpu2", f"--ops={step}", *words, "-o", str(out)) == (0, "")
+    found = load_cluster(str(out)).device.operators
+    assert [(one.op, one.operands, one.results) for one in found] == [
+        ("stablehlo.dot_general", ("16x8xf32", "8x8xf32"), ("16x8xf32",)),
+        ("stablehlo.dot_general", ("16x8xf32", "16x8xf32"), ("8x8xf32",)),
+    ]
+    for one in found:
+        ((work, seconds),) = one.points
+        assert work == sum(
+            np.prod([int(n) for n in kind.split("x")[:-1]]) * 4 for kind in (*one.operands, *one.results)
+        )
+        assert 0 < seconds < 1
+        assert "2 devices at once" in one.source
+    # What was measured before gives way, and nothing is there twice.
+    assert profile(f"--from={out}", f"--ops={step}", *words, "-o", str(twice)) == (0, "")
+    assert [one.key for one in load_cluster(str(twice)).device.operators] == [one.key for one in found]
 
 
 def test_tables_of_aceso_are_added_to_a_preset(tmp_path):

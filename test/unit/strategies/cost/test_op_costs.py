@@ -6,6 +6,7 @@ import pytest
 from snippets import program_of
 
 from rhino.ir.cluster.cluster import load_cluster, mesh_axes
+from rhino.ir.cluster.hardware import Operator
 from rhino.ir.graph.graph import materialized
 from rhino.ir.graph.spec import REPLICATED, split
 from rhino.strategies.cost.candidates import strategies
@@ -36,6 +37,18 @@ def moved(near_bytes):
     costs = costs_of(near_bytes)
     whole, rows = strategies(costs.graph.cls(0), (2,))[:2]
     return [[costs.moved_bytes(op, state) for op in range(3)] for state in (whole, rows)]
+
+
+def test_what_was_measured_of_a_shape_counts_for_states_with_that_shape_alone():
+    costs = costs_of(None)
+    whole, rows = strategies(costs.graph.cls(0), (2,))[:2]
+    table = Operator("stablehlo.dot_general", "f32", ((1.0, 42.0),), "s", ("4x8xf32", "8x8xf32"), ("4x8xf32",))
+    others = [replace(table, dtype="bf16"), replace(table, op="stablehlo.dot"), replace(table, results=("8x4xf32",))]
+    for operators, seconds in (((*others, table), 42.0), (others, costs.state_s(0, rows))):
+        model = replace(costs.model, device=replace(costs.model.device, operators=tuple(operators)))
+        measured = OpCosts(costs.graph, model, costs.in_memory, frozenset())
+        assert measured.state_s(0, rows) == seconds
+        assert measured.state_s(0, whole) == costs.state_s(0, whole)
 
 
 def test_without_a_nearer_memory_all_is_read_and_written():
