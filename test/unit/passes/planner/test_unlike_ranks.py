@@ -7,6 +7,9 @@ import io
 import json
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 import scanned_steps
 from batched_steps import STEPS, text
@@ -15,6 +18,8 @@ from pipelines import Setting, difference, plan, run
 from planning import reference
 from traffic import splitting_cluster
 
+import rhino
+from rhino.ir.diagnostics import RhinoError
 from rhino.ir.plan.files import load_plan
 from rhino.ir.plan.instructions import Transfer
 from rhino.tools import opt
@@ -134,6 +139,39 @@ def test_what_cannot_be_planned_is_refused(tmp_path: Path, options: tuple[str, .
     (tmp_path / "step.mlir").write_bytes(text(STEPS["mean-loss"]))
     got, err = optimize(tmp_path, *options)
     assert (got, what in err) == (code, True), err
+
+
+def test_a_function_of_typed_keys_trains_on_unlike_ranks():
+    """Words of keys stay whole on every mesh; the state is given away, and lies on the ranks' own meshes."""
+
+    def step(state, batch):
+        key, own = jax.random.split(state["key"])
+
+        def loss(weights):
+            hidden = jnp.tanh(batch @ weights[0])
+            kept = hidden * jax.random.bernoulli(own, 0.9, hidden.shape)
+            return ((jnp.tanh(kept @ weights[1]) @ weights[0].T - batch) ** 2).mean()  # a tied weight
+
+        value, grads = jax.value_and_grad(loss)(state["weights"])
+        return {"weights": jax.tree.map(lambda w, g: w - 0.1 * g, state["weights"], grads), "key": key}, value
+
+    def init():
+        drawn = np.random.default_rng(0).standard_normal((2, 16, 16), dtype=np.float32)
+        return {"weights": list(drawn / 4), "key": jax.random.key(1)}
+
+    batch = np.random.default_rng(1).standard_normal((8, 16), dtype=np.float32)
+    fast = rhino.parallelize(step, cluster="cpu8", stages="4+2", micro_batches=2, donate_argnums=0)
+    alone, state, expected = jax.jit(step), init(), init()
+    for _ in range(NUM_STEPS):
+        (state, value), (expected, wanted) = fast(state, batch), alone(expected, batch)
+        assert float(value) == pytest.approx(float(wanted), rel=1e-6)
+    for one, other in zip(state["weights"], expected["weights"], strict=True):
+        np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=1e-5, atol=1e-6)
+    assert (jax.random.key_data(state["key"]) == jax.random.key_data(expected["key"])).all()
+    made = fast.plan(init(), batch)
+    assert [mesh.size for mesh in made.meshes] == [4, 2]
+    with pytest.raises(RhinoError, match="RHI-JAX-009"):
+        _ = made.axes
 
 
 @pytest.mark.long
