@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from rhino.ir.mlir.bindings import func, ir, sdy
-from rhino.ir.mlir.manual import mesh_size, wrap_manual
+from rhino.ir.mlir.manual import copy_module, mesh_size, wrap_manual
 from rhino.ir.mlir.memory_kinds import with_transfers
+from rhino.ir.mlir.reader import entry_function, walk
+from rhino.ir.mlir.shardings import SHARDING
+from rhino.ir.program.program import CARRIED
 from rhino.ir.program.staged_module import STEP, function_meshes
+from rhino.passes.sharding.choose_shardings import STRATEGY
 from rhino.passes.sharding.localize import localized_copy
 
 
@@ -26,8 +30,21 @@ def compiled_form(program: ir.Module, file: str = "") -> ir.Module:
         RhinoError: RHI-LOCAL-001 where it cannot be localized.
     """
     if mesh_size(program) == 1:  # XLA does not compile the localized form for one host device (jaxlib 0.10.2)
-        return with_transfers(program)
+        return with_transfers(_unsharded(program))
     return wrap_manual(localized_copy(program, file))
+
+
+def _unsharded(program: ir.Module) -> ir.Module:
+    """Returns a program without shardings on its ops, which say nothing on one device.
+
+    On a barrier of which nobody reads a value XLA refuses them (jaxlib 0.10.2), as on a loop.
+    """
+    copy = copy_module(program)
+    for op in walk(entry_function(copy).operation):
+        for name in (SHARDING, CARRIED, STRATEGY):
+            if name in op.attributes:
+                del op.attributes[name]
+    return copy
 
 
 def _alone(function: ir.Operation, mesh: ir.Operation | None) -> ir.Module:
