@@ -107,6 +107,8 @@ class Binder:
     recorder: Observer | None = None
     bound: dict[object, Any] = field(default_factory=dict)
     """What was compiled for moves that are alike."""
+    transfers: dict[int, Transfer] = field(default_factory=dict)
+    """The step's transfers by number, once a process has one side of one."""
 
     def bind(self, instructions: Sequence[Local], *, checked: bool) -> tuple[list[DispatchQueue], list[threading.Lock]]:
         """Returns the queues of a list, and the locks that they wait at.
@@ -174,8 +176,9 @@ class Binder:
 
     def _move_of(self, uid: int) -> Move:
         """The move that a transfer is, which this process has one side of."""
-        one = next(one for one in self.step.instructions if isinstance(one, Transfer) and one.uid == uid)
-        return self._move(one.source, one.target)
+        if not self.transfers:
+            self.transfers.update({one.uid: one for one in self.step.instructions if isinstance(one, Transfer)})
+        return self._move(self.transfers[uid].source, self.transfers[uid].target)
 
     def _target(self, slot: int) -> RankDevices:
         return self.ranks[self.step.slots[slot].rank]
