@@ -51,6 +51,12 @@ def run(argv: Sequence[str], stdout: BinaryIO, stderr: TextIO) -> int:
         _check(options)
         operators = _read_operators(options.operators) if options.operators else ()
         base = load_cluster(options.base) if options.base else _measured(options, stderr)
+        if base.groups and (options.aceso or options.ops or operators):
+            raise RhinoError(
+                "RHI-CLI-001",
+                f"{base.name} has groups of unlike devices, and a table is of one kind of device",
+                fix="add the table to the file of each group, then join them with '+'",
+            )
         if options.aceso:
             tables = read_all(options.aceso)
             base = _with_operators(with_links(base, tables), products_of(tables))

@@ -260,6 +260,7 @@ def test_a_table_is_added_to_a_preset(tmp_path):
         (("--from=v100x8", "--from-aceso=nowhere"), "nowhere: error: [RHI-CLUSTER-004]"),
         (("--from=v100x8", "--devices=2", "--operators=x"), "exclude each other"),
         (("--from=cpu2", "--devices=2", "--ops=nowhere.mlir"), "RHI-CLI-002"),
+        (("--from=v100x8+p100x8", "--ops=nowhere.mlir"), "has groups of unlike devices"),
         (("--dtypes=f32,int",), "'int' is none of f64, f32"),
         (("--rounds=0",), "0 is not at least 1"),
         (("--devices=none",), "--devices"),
