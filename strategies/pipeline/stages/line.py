@@ -148,7 +148,7 @@ class Stretches:
 
     Units: `cost` in that of the problem's nets, less a constant of the line: that of nets in the stretch; `work` in
     seconds by group of devices, of the last stage `last_work`; `resident` and `saved` in bytes. `pins[s]` says whether
-    a stretch can be stage s. `remat` is what stretches can recompute, by group.
+    a stretch can be stage s. `remat` is what stretches can recompute, by number of stages and group.
     """
 
     line: Line
@@ -158,13 +158,14 @@ class Stretches:
     resident: Floats
     saved: Floats
     pins: tuple[Bools, ...]
-    remat: dict[int, StretchRemat] = field(default_factory=dict)
+    remat: dict[tuple[int, int], StretchRemat] = field(default_factory=dict)
 
     def remat_of(self, problem: StageProblem, group: int) -> StretchRemat:
-        """Returns what stretches can recompute on devices of a group, which is found once."""
-        if group not in self.remat:
-            self.remat[group] = stretch_remat(problem, self.line.place, self.line.num_places, group)
-        return self.remat[group]
+        """Returns what stretches can recompute on devices of a group, which is found once for a number of stages."""
+        key = problem.num_stages, group
+        if key not in self.remat:
+            self.remat[key] = stretch_remat(problem, self.line.place, self.line.num_places, group)
+        return self.remat[key]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
