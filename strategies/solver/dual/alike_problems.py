@@ -81,7 +81,7 @@ def alike_nodes(problem: Problem, other: Problem) -> Ints:
                 if twin[near] >= 0:
                     continue
                 for candidate, at in there.around[int(twin[node])]:
-                    is_alike = candidate == table if is_exact else True
+                    is_alike = candidate == table or not is_exact
                     if not taken[at] and is_alike and sizes[0][near] == sizes[1][at]:
                         twin[near], taken[at] = at, True
                         found.append(near)
