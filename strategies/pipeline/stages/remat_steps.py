@@ -16,11 +16,12 @@ from rhino.strategies.pipeline.activation_stash import Handing
 from rhino.strategies.pipeline.stages.stage_graph import Staging
 from rhino.strategies.pipeline.stages.stage_problem import OPEN, RematSteps, nets_of
 from rhino.strategies.remat.remat_graph import stash_of
-from rhino.strategies.remat.rematerialization import steps_of
 
 
 def remat_steps(staging: Staging, handing: Handing, in_flight: int) -> RematSteps:
     """Returns the steps of a program of which a stage holds up to so many micro-batches."""
+    from rhino.strategies.remat.rematerialization import steps_of  # noqa: PLC0415 - loads LP solvers
+
     graph, node = staging.graph, staging.node
     stash = stash_of(graph, handing.parts, [0] * graph.num_ops, 1)
     stash = replace(stash, num_bytes={value: round(handing.num_bytes[value]) for value in stash.num_bytes})

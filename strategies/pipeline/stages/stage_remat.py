@@ -22,7 +22,6 @@ import numpy as np
 
 from rhino.ir.arrays import Bools, Floats, Ints
 from rhino.strategies.pipeline.stages.stage_problem import OPEN, ROUNDING, RematSteps, StageProblem
-from rhino.strategies.solver.lp.small_programs import solve_small
 
 LEVELS: Final = 12
 """In how many levels of seconds for a byte the steps of stretches are."""
@@ -180,6 +179,8 @@ def step_prices(remat: RematSteps, seconds: Floats) -> Floats:
 
 def _solved(remat: RematSteps, steps: Ints, seconds: Floats, wanted: float, known: Ints) -> Ints:
     """Returns steps that free so much by an integer program, or those that are known."""
+    from rhino.strategies.solver.lp.small_programs import solve_small  # noqa: PLC0415 - loads LP solvers
+
     column = {step: number for number, step in enumerate(steps.tolist())}
     pairs = [(column[int(remat.previous[step])], at) for step, at in column.items() if remat.previous[step] != OPEN]
     matrix = np.zeros((1 + len(pairs), len(column)))

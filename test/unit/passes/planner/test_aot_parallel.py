@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -53,14 +54,15 @@ def compiles(compiler, facts, times=1.0, **options):
 
 
 def test_stages_are_compiled_by_xla_to_about_what_is_predicted(facts):
-    found = compile_stages(facts, compiler_of(CLUSTER, facts.mesh))
+    found = compile_stages(facts, partial(compiler_of, CLUSTER))
     assert found.peak_bytes == pytest.approx(facts.predicted.peak_bytes, rel=0.2)
     assert len(found.run_s) == len(facts.execution.step.programs)
     assert found.step_s >= max(found.run_s)
 
 
 def test_the_step_of_stages_is_simulated_with_the_seconds_of_their_programs(facts):
-    fast, slow = (compile_stages(facts, FakeCompiler(peaks=(0,), steps=(size,))) for size in (10, 20))
+    compilers = (FakeCompiler(peaks=(0,), steps=(size,)) for size in (10, 20))
+    fast, slow = (compile_stages(facts, lambda _mesh, one=one: one) for one in compilers)
     transfers_s = 2 * fast.step_s - slow.step_s
     assert 0 <= transfers_s < fast.step_s
     assert fast.step_s > 2 * fast.run_s[0], "two micro-batches, forward and backward"
