@@ -301,8 +301,9 @@ def steps(options: argparse.Namespace) -> tuple[Item, ...]:
         items += build_named(name, {**taken, **read_options(name, text)}) or ()
     for key in given:
         if key not in used:
+            taker = "auto-shard" if key in _takes("auto-shard") else PARALLEL
             raise RhinoError(
-                "RHI-CLI-001", f"{_spelled(key)} is given, and no pass that takes it", fix="add --auto-shard"
+                "RHI-CLI-001", f"{_spelled(key)} is given, and no pass that takes it", fix=f"add --{taker}"
             )
     return tuple(items)
 

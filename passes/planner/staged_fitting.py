@@ -95,15 +95,16 @@ def fit_in_stages(
     """Returns the fastest attempt that fits, or the smallest where none does: the caller refuses that.
 
     `make` takes what is added to the options of `auto-parallel`. Where nothing fits, `shares` of what is saved for the
-    backward pass go to host memory, one after the other (`host_shares`).
+    backward pass go to host memory, one after the other (`host_shares`). Where each stage recomputes what its memory
+    asks for and nothing fits, all stages recompute all they can.
 
     Raises:
         RhinoError: the first that `make` raised, where nothing else came of it.
     """
     found: list[Attempt[T]] = []
     refused: list[RhinoError] = []
-    for share in (0.0, *shares):
-        given = {"host-share": f"{share:g}"} if share else {}
+    added: list[dict[str, str]] = [{}, *({"host-share": f"{share:g}"} for share in shares)]
+    for given in added:
         try:
             one = _fit(lambda more: make({**given, **more}), budget_bytes)  # noqa: B023 - called at once
         except RhinoError as error:
@@ -114,6 +115,8 @@ def fit_in_stages(
         if one.peak_bytes <= budget_bytes:
             return one
         found.append(one)
+        if one.held_bytes and _ALL not in added:
+            added.append(_ALL)
     if not found:
         raise refused[0]
     return min(found, key=_peak)
@@ -145,6 +148,10 @@ def _fit(make: Callable[[dict[str, str]], Attempt[T]], budget_bytes: int) -> Att
         if limits.are_close(_CLOSE):
             break
     return attempts.best()
+
+
+_ALL: Final = {"remat": "1"}
+"""What is added where stages that recompute what their memory asks for do not fit."""
 
 
 @dataclass(frozen=True, eq=False)

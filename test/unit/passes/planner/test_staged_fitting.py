@@ -89,6 +89,15 @@ def test_the_smallest_is_returned_where_nothing_fits() -> None:
     assert 60 <= found.peak_bytes < 70, "for the caller to refuse, with what it needs"
 
 
+def test_where_no_cut_fits_all_stages_recompute_all_they_can(monkeypatch) -> None:
+    monkeypatch.setattr(Attempt, "held_bytes", [30.0, 30.0])
+
+    def make(more: dict[str, str]) -> Attempt[str]:
+        return _attempt(50.0, 40 if more.get("remat") == "1" else 120, step_s=1.0)
+
+    assert fit_in_stages(make, 50).peak_bytes == 40
+
+
 def test_the_first_refusal_is_raised_where_there_is_no_plan() -> None:
     with pytest.raises(RhinoError, match="too few rows"):
         Steps(over=1.0, least=sys.maxsize).fit(50)
