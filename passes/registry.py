@@ -295,8 +295,12 @@ def _meshes_of_stages(
             devices, RHI-SCHED-001 for the schedule.
     """
     if len(meshes) != num_ranks:
-        what = f"{len(meshes)} meshes were given for {num_ranks} rank{'s' if num_ranks != 1 else ''}"
-        raise RhinoError("RHI-STAGE-001", what, fix="give one mesh for all ranks, or one for each, as 2x2;2;2")
+        runs = (
+            f"schedule {stages.schedule} runs {stages.stages} stages on {num_ranks} rank{'s' if num_ranks != 1 else ''}"
+        )
+        what = f"the devices or meshes of {len(meshes)} ranks were given, and {runs}"
+        fix = f"give one mesh for all ranks, or one for each of {num_ranks}, as --mesh='2x2;2'"
+        raise RhinoError("RHI-STAGE-001", what, fix=fix)
     link_between(cluster, [mesh.num_devices for mesh in meshes])
     order = make_order(stages.schedule, Pipeline(stages.stages, num_ranks, stages.stages // num_ranks))
     return tuple([meshes[rank] for rank in order.rank_of])

@@ -127,7 +127,7 @@ def test_ranks_whose_meshes_are_alike_are_planned_as_ranks_of_one_mesh(tmp_path:
     ("options", "what", "code"),
     [
         (("--stages=3", "--mesh=4;4;4"), "RHI-MESH-001] ranks of 4, 4, 4 devices have 12", 1),
-        (("--stages=3", "--mesh=4;2"), "RHI-STAGE-001] 2 meshes were given for 3 ranks", 1),
+        (("--stages=3", "--mesh=4;2"), "RHI-STAGE-001] the devices or meshes of 2 ranks were given, and schedule", 1),
         (("--stages=4+2+2", "--mesh=2"), "RHI-CLI-001] stages of 4+2+2 devices", 2),
         (("--stages=4+0",), "RHI-CLI-001] stages: got '4+0'", 2),
         (("--replicas=2", "--mesh=4;2"), "RHI-STAGE-007] replicas run the same programs", 2),
