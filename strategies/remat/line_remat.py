@@ -1,8 +1,8 @@
-"""Rematerialization on a line of ops: what must be computed again for a stretch of it to hold less.
+"""Rematerialization on a line of ops: what a stretch of it recomputes to hold less.
 
 Of an op and the next, both recomputed, what the first keeps for the backward pass is not kept. A line is made of
 blocks, as layers are, and a *run* is ops of one block next to each other, all recomputed: it costs their forward pass,
-saves what all but the last of them keep, and holds as much at once when it is computed again. What has to be saved thus
+saves what all but the last of them keep, and holds as much at once when it is recomputed. What has to be saved thus
 depends on the largest run: for each size that a run may have at most (`caps`), the search is one of its own.
 
 The best sets of runs in a block are the corners of the convex hull of (seconds, bytes saved); `_corners` finds them by

@@ -9,7 +9,7 @@ with c micro-batches in flight. What is there again at once is of one step, so f
 taken there is a knapsack (`_least`): the cheapest bytes first, which is a bound too, and where that leaves a gap, an
 integer program. So an early stage, which holds more micro-batches, recomputes what a late one saves.
 
-For stretches of a line (`stretch_seconds`) it is told what suffices for certain: by steps in some levels of seconds for
+For stretches of a line (`stretch_remat`) it is told what suffices for certain: by steps in some levels of seconds for
 a byte, and one step more than are needed.
 """
 
@@ -28,7 +28,6 @@ LEVELS: Final = 12
 
 CONTENT: Final = 1e-3
 """The share of a device's work that a better choice of steps would have to save to be looked for."""
-
 
 DECIMALS: Final = 1e6
 """The parts of one in which shares are written."""

@@ -73,9 +73,9 @@ def test_the_cut_is_the_best_of_all(seed, rounds, within, per_node):
     assert (found is None) == (best_s == inf)
     if found is not None:
         used = np.cumsum([0, *(line.shapes[one.shape].devices for one in found.stages)]).tolist()
-        said = tuple((one.start, one.end, one.shape, *used[n : n + 2]) for n, one in enumerate(found.stages))
-        assert said in cuts
-        assert step_s(line, said) == pytest.approx(found.step_s)
+        stages = tuple((one.start, one.end, one.shape, *used[n : n + 2]) for n, one in enumerate(found.stages))
+        assert stages in cuts
+        assert step_s(line, stages) == pytest.approx(found.step_s)
         assert best_s <= found.step_s * (1 + 1e-9)
         assert found.step_s <= best_s * (1 + within)
         assert best_cut(line, found.step_s * (1 - within)) is None
