@@ -343,32 +343,60 @@ efficiency = {{ value = 0.9, source = "estimate" }}
 {partial}"""
 
 
-def _cpu(size: int, psum_bytes_per_s: float) -> str:
-    measured = f"rough measurement: jax 0.10.2, {size} host devices at once on a 2-core x86 machine"
+_MEETING_S: Final = {2: 130e-6, 4: 200e-6, 8: 350e-6}
+"""Until so many devices that share two cores have met, whatever they then send to each other."""
+
+_TIMES_REDUCED: Final = {
+    "all_reduce": 1.0,
+    "all_gather": 2.8,
+    "reduce_scatter": 1.0,
+    "all_to_all": 1.0,
+    "collective_permute": 1.8,
+}
+"""The rate of collectives over that of an all-reduce."""
+
+
+def _cpu(size: int, memory_bytes_per_s: float, f32_flops_per_s: float, vector_per_s: float, reduced: float) -> str:
+    """Returns the device and the level of so many host devices, which reduce `reduced` bytes per second.
+
+    All is per device. Rough, as processes beside change what a step takes more than that; `rhino-profile` is exact.
+    """
+    measured = f"rough measurement: rhino-profile, jaxlib 0.10.2, {size} host devices at once on a 2-core x86 machine"
+    steps = 2 * (size - 1)
+
+    def collective(kind: str, times: float) -> str:
+        rows = [
+            f'{group} = {{ latency_s = {seconds}, bytes_per_s = {times * reduced}, source = "{measured}" }}\n'
+            for group, seconds in _MEETING_S.items()
+            if group <= size
+        ]
+        return "".join([f"[level.collectives.{kind}]\n", *rows])
+
     return f"""
 [device]
 kind = "host CPU, 1/{size} of 2 cores"
 platform = "cpu"
 hbm_bytes = {{ value = 2147483648, source = "a budget chosen for tests, not a property of the host" }}
 usable_hbm_fraction = {{ value = 1.0, source = "the figure above is a budget already" }}
-hbm_bytes_per_s = {{ value = {7.2e9 / size}, source = "{measured}: a*2+1 on 256 MiB, 7.2 GB/s over all devices" }}
+hbm_bytes_per_s = {{ value = {memory_bytes_per_s}, source = "{measured}: what the kernels of a step move" }}
 matmul_efficiency = {{ value = 1.0, source = "the FLOP/s figures are measured, not peaks" }}
 memory_efficiency = {{ value = 1.0, source = "the bandwidth figure is measured, not a peak" }}
-host_bytes_per_s = {{ value = {3.6e9 / size}, source = "a copy reads and writes the same memory: half of its rate" }}
+vector_per_s = {{ value = {vector_per_s}, source = "{measured}: multiplications and additions in one kernel" }}
+host_bytes_per_s = {{ value = {memory_bytes_per_s / 2}, source = "a copy reads and writes the same memory" }}
 host_bytes = {{ value = 2147483648, source = "a budget chosen for tests, as that of devices" }}
 [device.flops_per_s]
-f64 = {{ value = {104e9 / size}, source = "{measured}: products of 768 x 768, 104 GFLOP/s over all devices" }}
-f32 = {{ value = {200e9 / size}, source = "{measured}: products of 768 x 768, 200 GFLOP/s over all devices" }}
-bf16 = {{ value = {192e9 / size}, source = "{measured}: products of 768 x 768, 192 GFLOP/s over all devices" }}
+f64 = {{ value = {f32_flops_per_s / 2}, source = "half of f32, as vectors hold half as many" }}
+f32 = {{ value = {f32_flops_per_s}, source = "{measured}: products of matrices" }}
+bf16 = {{ value = {f32_flops_per_s}, source = "{measured}: products of matrices, as in f32" }}
 [[level]]
 name = "shared memory"
 size = {size}
 topology = "host"
 devices_per_port = 1
-latency_s = {{ value = 30e-6, source = "{measured}: psum of 4 bytes, over the 2(n-1) steps of a ring" }}
-port_bytes_per_s = {{ value = {psum_bytes_per_s}, source = "{measured}: psum of 16 MiB, 2(n-1)/n x size / time" }}
+latency_s = {{ value = {_MEETING_S[size] / steps}, source = "{measured}: the all-reduce, taken as a ring" }}
+port_bytes_per_s = {{ value = {steps / size * reduced}, source = "{measured}: the all-reduce, taken as a ring" }}
 efficiency = {{ value = 1.0, source = "the bandwidth figure is measured, not a peak" }}
-"""
+{"".join([collective(kind, times) for kind, times in _TIMES_REDUCED.items()])}"""
 
 
 _ROCE = (12.5e9, "Rhino paper, section 7.1: one 100G RoCE port per machine, 100 Gb/s = 12.5 GB/s per direction")
@@ -402,9 +430,9 @@ _NVLINK4 = _nvswitch(4, 450e9, "18 links of 25 GB/s per direction (NVIDIA H100 w
 _NVLINK5 = _nvswitch(5, 900e9, "18 links of 50 GB/s per direction (NVIDIA Blackwell architecture brief, 2024)")
 
 _CLUSTERS: Final[dict[str, tuple[str, str, str]]] = {
-    "cpu2": ("two host devices of one machine", "", _cpu(2, 8.2e9)),
-    "cpu4": ("four host devices of one machine", "", _cpu(4, 7.5e9)),
-    "cpu8": ("eight host devices of one machine", "", _cpu(8, 4.5e9)),
+    "cpu2": ("two host devices of one machine", "", _cpu(2, 8.7e9, 80e9, 26e9, 2.2e9)),
+    "cpu4": ("four host devices of one machine", "", _cpu(4, 5.3e9, 40e9, 16e9, 1.5e9)),
+    "cpu8": ("eight host devices of one machine", "", _cpu(8, 2.8e9, 20e9, 8e9, 0.8e9)),
     "v100x8": ("one machine of the Rhino paper's platform M8", "v100-sxm2", _V100_SXM2 + _NVLINK2),
     "v100x8x2": (
         "two machines of the Rhino paper's platform M8",
@@ -455,7 +483,7 @@ JOINED: Final = ("v100x8+p100x8", "v100x8+t4x8", "a100x8+h100x8")
 """Clusters of unlike devices, as tables of presets list them; any others are joined likewise."""
 
 PRESETS: Final[dict[str, str]] = {
-    name: f'version = 1\nname = "{name}"\nabout = "{about}"\n'
+    name: f'version = {2 if "[level.collectives" in body else 1}\nname = "{name}"\nabout = "{about}"\n'
     + (f'compile_for = "{compile_for}"\n' if compile_for else "")
     + body
     for name, (about, compile_for, body) in _CLUSTERS.items()

@@ -27,6 +27,7 @@ from rhino.ir.graph.spec import REPLICATED, Spec, num_parts
 from rhino.strategies.cost.candidates import State
 from rhino.strategies.cost.cost_model import PRODUCTS, CostModel, reshard_seconds
 from rhino.strategies.cost.halo_exchange import halo_moves, local_shape
+from rhino.strategies.cost.overlap import Windows
 
 _READS_PART = frozenset({"stablehlo.gather", "stablehlo.slice", "stablehlo.dynamic_slice"})
 """Ops that read as much of their first operand as they write."""
@@ -49,10 +50,7 @@ class OpCosts:
         self.is_given, self.is_kept = _at_ends(graph) if self.near_bytes else ([False] * graph.num_values,) * 2
 
     def state_s(self, op: int, state: State) -> float:
-        """Returns the seconds of an op in one state, with those of what it reads of other devices.
-
-        A scalar's sum is taken at once.
-        """
+        """Returns the seconds of an op in one state, with those of what it reads of other devices."""
         cls = self.graph.cls(op)
         if op in self.transfers:
             return self.model.host_s(self.local_bytes(cls.results[0], state.result_specs[0]))
@@ -64,11 +62,19 @@ class OpCosts:
             moved = self.moved_bytes(op, state)
             is_kernel = any(self.in_memory[value] for value in self.graph.results(op))
             seconds = self.model.compute_s(cls, moved, state.num_shares(self.sizes), is_kernel=is_kernel)
-        scalars = [(kind, comes) for kind, comes in zip(cls.results, state.result_specs, strict=True) if not kind.shape]
-        seconds += sum(self.model.move_s(move) for _, move in halo_moves(cls, state, self.sizes))
-        return seconds + sum(
-            float(reshard_seconds(self.model, kind, [comes], [REPLICATED])[0, 0]) for kind, comes in scalars
-        )
+        return seconds + sum(self.model.move_s(move) for _, move in halo_moves(cls, state, self.sizes))
+
+    def scalar_sums_s(self, op: int, state: State, windows: Windows | None) -> float:
+        """Returns the seconds in which the sums of scalars over devices are taken that an op gives in one state.
+
+        They are taken at once, as scalars are whole on every device.
+        """
+        found = 0.0
+        for value, spec in zip(self.graph.results(op), state.result_specs, strict=True):
+            if spec != REPLICATED and not (kind := self.graph.type_of(value)).shape:
+                window = windows.window(value, None) if windows else None
+                found += float(reshard_seconds(self.model, kind, [spec], [REPLICATED], window=window)[0, 0])
+        return found
 
     def table(self, cls: OpClass, state: State) -> Operator | None:
         """Returns what was measured of an op whose part on a device has the shapes of a state, if it was."""

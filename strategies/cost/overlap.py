@@ -9,8 +9,9 @@ What follows from a gradient is read by no product. Where its collectives are no
 gathered while the backward pass goes on: from when its gradient is there to when the next one is.
 
 What is joined pays its part of a bucket's launch, as its bytes are of a full one, or of all that there is to send: the
-members of a full bucket pay one launch. What products give each other pays a launch of its own: what it is joined with
-depends on the whole plan, and is seldom much, as each waits for those before.
+members of a full bucket pay one launch, and so do scalars, all together, that all else waits for. What products give
+each other pays a launch of its own: what it is joined with depends on the whole plan, and is seldom much, as each waits
+for those before.
 
 So the windows of a step are apart, and all together hide no more than is computed. In a loop, they are those of a trip.
 Read from what libtpu 0.0.51 compiles for v5e-8, and XLA:GPU of jaxlib 0.10.2 for h100x8 (GPT of two and four layers,
@@ -76,6 +77,8 @@ def windows(graph: Graph, model: CostModel, op_s: Sequence[float]) -> Windows | 
     is_weight = order.weights()
     together = min(most, order.read_bytes(is_joined))
     joined_bytes = [together * one for one in is_joined]
+    for value, num_bytes in order.scalars().items():
+        joined_bytes[value] = min(joined_bytes[value], num_bytes)
     return Windows(is_weight, order.gradients(is_weight, is_joined), order.readers(is_weight), joined_bytes)
 
 
@@ -136,6 +139,25 @@ class _Order:
             if not is_read[value] and not is_weight[value]:
                 found[value] = 0.0 if maker < 0 or is_joined[value] else room[maker]
         return found
+
+    def scalars(self) -> dict[int, int]:
+        """Returns the bytes of the sums that are sent together with each sum that is a scalar, and is not returned.
+
+        That of a gradient's norm waits for the gradients, and all wait for it: it is joined with other such scalars. In
+        a loop it is sent alone in each trip.
+        """
+        graph = self.graph
+        shapes = [kind.shape for kind in (graph.types[number] for number in graph.value_type.tolist())]
+        is_awaited = [False] * graph.num_values
+        for op in range(graph.num_ops - 1, -1, -1):
+            is_wanted = any(shapes[value] or is_awaited[value] for value in graph.results(op))
+            for value in self.operands[op]:
+                is_awaited[value] |= is_wanted
+        ops = [op for op in range(graph.num_ops) if any(shapes[value] for value in self.operands[op])]
+        sums = [(op, value) for op in ops for value in graph.results(op) if not shapes[value]]
+        together = [value for op, value in sums if is_awaited[value] and self.times[op] == 1]
+        num_bytes = sum(graph.type_of(value).num_bytes for value in together)
+        return dict.fromkeys(together, num_bytes) | {value: 0 for op, value in sums if self.times[op] > 1}
 
     def _read_by_products(self) -> list[bool]:
         """Returns what a product or a loop reads, however many ops lie between [values]."""

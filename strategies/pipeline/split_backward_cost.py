@@ -55,7 +55,8 @@ def split_backward_cost(plan: ShardingPlan, model: CostModel, handing: Handing) 
         for op in _changed(graph, unsplit, costs, parts.body & ops & ~parts.free):
             found.more_s[op] = times[op] * (costs.state_s(op, plan.ops[op]) - unsplit.state_s(op, plan.ops[op]))
     for op in np.flatnonzero(again).tolist():
-        found.again_s[op] = times[op] * back.state_s(op, plan.ops[op])
+        state = plan.ops[op]
+        found.again_s[op] = times[op] * (back.state_s(op, state) + back.scalar_sums_s(op, state, None))
     return found
 
 

@@ -149,6 +149,7 @@ class Builder(Tables):
         if self.nodes and launch_s:  # whatever is chosen, so the first node takes it
             self.node_costs[0] = self.intern(self.tables[self.node_costs[0]] + launch_s)
         self.windows = windows(graph, self.model, self.fastest_s())
+        self.sum_scalars()
         u, v, table = self.edge_tables()
         tables, node_table = tuple(self.tables), np.array(self.node_costs, dtype=np.int64)
         problem = Problem(tables, node_table, u, v, table, coordinates=self.coordinates())
@@ -163,6 +164,17 @@ class Builder(Tables):
                 fastest[table] = float(self.tables[table].min())
             found[op] = fastest[table]
         return found
+
+    def sum_scalars(self) -> None:
+        """Adds to ops what the sums over devices take of the scalars that they give."""
+        for op, node in self.node_of_op.items():
+            if all(self.has_shape[self.result_start[op] : self.result_start[op + 1]]):
+                continue
+            sums_s = [self.op_costs.scalar_sums_s(op, state, self.windows) for state in self.nodes[node].states]
+            if any(sums_s):
+                self.node_costs[node] = self.intern(
+                    self.tables[self.node_costs[node]] + self.times[op] * np.array(sums_s)
+                )
 
     def with_memory(self, problem: Problem) -> Problem:
         """Returns the problem that `costs` made, with the residents and tables of what each choice keeps in memory."""

@@ -15,7 +15,7 @@
 // CHECK-SAME:    tensor<512x512xf32> {mhlo.memory_kind = "pinned_host"
 // CHECK-NOT:   annotate_device_placement
 
-// REMARK: in host memory: 2 arguments, 2 MiB per device; 4.7 ms to bring them to the device and back
+// REMARK: in host memory: 2 arguments, 2 MiB per device; 1.62 ms to bring them to the device and back
 
 // FITS:     func.func @main(
 // FITS-NOT: pinned_host

@@ -5,7 +5,7 @@
 
 // CHECK: in host memory: 2 arguments, 16 KiB per device
 
-// LESS: step 310 us, at least {{.*}}; predicted peak 75.2 KiB of 78.1 KiB per device
+// LESS: step 603 us, at least {{.*}}; predicted peak 75.2 KiB of 78.1 KiB per device
 func.func @main(%x: tensor<64x64xf32>, %w: tensor<64x64xf32> {tf.aliasing_output = 0 : i32}, %u: tensor<64x64xf32> {tf.aliasing_output = 1 : i32},
                 %m: tensor<64x64xf32> {tf.aliasing_output = 2 : i32}, %k: tensor<64x64xf32> {tf.aliasing_output = 3 : i32})
     -> (tensor<64x64xf32>, tensor<64x64xf32>, tensor<64x64xf32>, tensor<64x64xf32>, tensor<f32>) {

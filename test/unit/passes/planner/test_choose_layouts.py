@@ -25,10 +25,10 @@ from rhino.passes.planner.module_facts import boundary
 from rhino.passes.planner.unstaged_plan import annotate, search
 from rhino.passes.sharding.choose_shardings import ShardingChoice
 
-MODEL = gpt.model(dataclasses.replace(GPT, layers=2, hidden=128, fused_qkv=True))
+MODEL = gpt.model(dataclasses.replace(GPT, layers=2, hidden=128, batch=4, fused_qkv=True))
 GROUPED = llama.model(
     llama.LlamaConfig(
-        layers=2, hidden=64, heads=16, kv_heads=8, ffn=64, vocab=64, seq=8, batch=8, fused_qkv=True, parallel=True
+        layers=2, hidden=128, heads=16, kv_heads=8, ffn=64, vocab=64, seq=8, batch=8, fused_qkv=True, parallel=True
     )
 )
 """Queries are twice as wide as keys and values: blocks of several sizes."""

@@ -134,6 +134,44 @@ def test_hosts_join_sums_alone_and_hide_nothing():
     assert saved(PARTIAL, split(0)) == saved(split(0), REPLICATED) == 0
 
 
+F = "tensor<f32>"
+
+
+def squares(of, kind, places):
+    summed = "applies stablehlo.add across dimensions = [0, 1]"
+    return f"""  %{places[0]} = stablehlo.multiply {of}, {of} : {kind}
+  %{places[1]} = stablehlo.reduce(%{places[0]} init: %zero) {summed} : ({kind}, {F}) -> {F}
+"""
+
+
+SCALARS = f"""{TAKES} -> ({W}, {W}, {F}) {{
+  %zero = stablehlo.constant dense<0.0> : {F}
+{FORWARD}{squares("%4", X, (20, 21))}{squares("%5", W, (22, 23))}{squares("%7", W, (24, 25))}
+  %26 = stablehlo.add %23, %25 : {F}
+  %27 = stablehlo.broadcast_in_dim %26, dims = [] : ({F}) -> {W}
+  %28 = stablehlo.multiply %5, %27 : {W}
+  %29 = stablehlo.multiply %7, %27 : {W}
+  return %28, %29, %21 : {W}, {W}, {F}
+}}"""
+
+
+def test_a_loss_is_summed_with_the_gradients_and_norms_by_themselves():
+    text = SCALARS.replace(FORWARD, FORWARD + "".join(BACKWARD.splitlines(keepends=True)[:3]))
+    graph = program_of(text).graph
+    model = model_of("cpu8")
+    windows_ = windows(graph, model, [0.0] * graph.num_ops)
+    loss, *norms = [graph.results(op)[0] for op in range(graph.num_ops) if graph.cls(op).name == "stablehlo.reduce"]
+    everything = windows_.joined_bytes[graph.results(0)[0]]
+    assert everything > WHOLE
+    assert [windows_.joined_bytes[value] for value in (loss, *norms)] == [everything, 8, 8]
+    launch_s, kind = collective_s(model.axes[0], "all_reduce", 0), graph.type_of(loss)
+    taken_s = [
+        float(reshard_seconds(model, kind, [PARTIAL], [REPLICATED], window=windows_.window(value, None))[0, 0])
+        for value in (loss, *norms)
+    ]
+    assert taken_s == pytest.approx([0, launch_s / 2, launch_s / 2], abs=1e-3 * launch_s)
+
+
 S = "tensor<4x1024x1024xf32>"
 PART = "tensor<1x1024x1024xf32>"
 SLICE = f"({S}, tensor<i32>, tensor<i32>, tensor<i32>) -> {PART}"
