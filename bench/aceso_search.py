@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 from aceso_model import AcesoModel, Figures, OpPlan, Plan, StagePlan
 
-from rhino.ir.arrays import Floats
+from rhino.ir.arrays import Floats, Ints
 from rhino.ir.cluster.aceso_tables import ProfiledOp
 from rhino.strategies.pipeline.stages.shapes import Shape, ShapedLine, best_cut
 from rhino.strategies.remat.line_remat import Increments, RematLine, caps
@@ -36,6 +36,8 @@ At a price of 0 each op is split as is fastest; the higher it is, the more of th
 
 WORTH: Final = 0.005
 """The share of its price that a way through the line has to save beside even ones, to be looked at."""
+
+_ALL: Final = slice(None)
 
 IN_FLIGHT: Final = (1, 4)
 """Micro-batches whose stash is paid for: of a late stage, and of an early one."""
@@ -129,9 +131,9 @@ class DividedLine:
             leaves[far, 1:] = [model.transfer_s(row.output_bytes, far=bool(far)) for row in self.rows]
         return Shape(self.ops[0].parts * self.ops[0].copies, enters, leaves)
 
-    def over_bytes(self, behind: int) -> Floats:
+    def over_bytes(self, behind: int, start: Ints | slice = _ALL, end: Ints | slice = _ALL) -> Floats:
         """Returns what stretches with so many stages behind them are over the memory of a device."""
-        return self.kept + self.held * (behind + 1) - self.model.setup.memory_bytes
+        return self.kept[start, end] + self.held[start, end] * (behind + 1) - self.model.setup.memory_bytes
 
     def stage_s(self, behind: int, limit_s: float) -> Floats:
         """Returns the seconds of each stretch with so many stages behind it, with what it has to recompute."""
@@ -161,6 +163,16 @@ class DividedLine:
         most = self.increments[-1][1] if self.increments else None
         need = (over[start, end] + smallest) / (behind + 1)
         found[start, end] += most.least_s(start, end, need) if most else inf
+        return found
+
+    def least_bytes(self, behind: int, start: Ints, end: Ints) -> Floats:
+        """Returns what stretches with so many stages behind them need about, where they recompute all they can."""
+        needs = self.kept[start, end] + self.held[start, end] * (behind + 1)
+        if not self.increments:
+            return needs
+        cap, most = self.increments[-1]
+        saved = sum(most.count(number, start, end) * kind.saved for number, kind in enumerate(most.kinds))
+        found: Floats = needs - (behind + 1) * saved + cap
         return found
 
     def plan(self, start: int, end: int, behind: int) -> StagePlan:
@@ -203,22 +215,33 @@ def _repeats(ops: Sequence[OpPlan], first: int, size: int, layers: int) -> bool:
 
 def divisions(model: AcesoModel, examples: int) -> Iterator[tuple[OpPlan, ...]]:
     """Yields the ways to split all ops of the line over as many devices as a stage may have."""
+    found: dict[tuple[OpPlan, ...], None] = {}
+    for devices, even in even_divisions(model, examples).items():
+        found |= {(one,) * len(model.line): None for one in even}
+        if model.setup.resharded and devices > 1:
+            found |= dict.fromkeys(_priced_divisions(model, examples, even))
+    yield from found
+
+
+def even_divisions(model: AcesoModel, examples: int) -> dict[int, list[OpPlan]]:
+    """Returns the ways to split all ops alike, by the number of devices."""
     setup = model.setup
     widths = [1 << n for n in range(setup.devices_per_node.bit_length())]
-    found: dict[tuple[OpPlan, ...], None] = {}
-    for devices in widths:
-        even = [
+    found = {
+        devices: [
             OpPlan(parts, devices // parts)
             for parts in widths
             if parts <= devices
             and examples % (devices // parts) == 0
             and examples // (devices // parts) in setup.examples
         ]
-        even = [one for one in even if all(model.op(at, examples, one) for at in range(len(model.line)))]
-        found |= {(one,) * len(model.line): None for one in even}
-        if setup.resharded and devices > 1 and even:
-            found |= dict.fromkeys(_priced_divisions(model, examples, even))
-    yield from found
+        for devices in widths
+    }
+    profiled = {
+        devices: [one for one in even if all(model.op(at, examples, one) for at in range(len(model.line)))]
+        for devices, even in found.items()
+    }
+    return {devices: even for devices, even in profiled.items() if even}
 
 
 def _priced_divisions(model: AcesoModel, examples: int, even: Sequence[OpPlan]) -> Iterator[tuple[OpPlan, ...]]:

@@ -118,6 +118,11 @@ def best_cut(line: ShapedLine, below_s: float = inf) -> ShapedCut | None:
     return best
 
 
+def is_placed(first: int, end: int, per_node: int) -> bool:
+    """Says whether devices up to before `end` lie within a node, or are whole nodes."""
+    return first // per_node == (end - 1) // per_node or not (first % per_node or end % per_node)
+
+
 def crossings(line: ShapedLine, devices: int) -> dict[tuple[int, int], int]:
     """Returns behind which numbers of devices a stage on so many may stand.
 
@@ -126,7 +131,7 @@ def crossings(line: ShapedLine, devices: int) -> dict[tuple[int, int], int]:
     found: dict[tuple[int, int], int] = {}
     for behind in range(line.num_devices - devices + 1):
         first, end = line.num_devices - behind - devices, line.num_devices - behind
-        if first // line.per_node != (end - 1) // line.per_node and (first % line.per_node or end % line.per_node):
+        if not is_placed(first, end, line.per_node):
             continue
         key = int(first > 0 and first % line.per_node == 0), int(end % line.per_node == 0)
         found[key] = found.get(key, 0) | 1 << behind
