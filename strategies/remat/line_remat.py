@@ -31,7 +31,8 @@ NEARLY: Final = 0.7
 """The ratio of what two kinds of increments save per second down to which a bound takes them for one."""
 
 PROOF: Final = 1e-9
-"""Relative: by how much a corner must lie over a line to be one, as far as sums in floating point tell."""
+"""Relative: by how much a corner must lie over a line to be one, and save more than the one before it, as far as sums
+in floating point tell."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,6 +70,11 @@ class _Kind:
     first: list[int] = field(default_factory=list)
     last: list[int] = field(default_factory=list)
 
+    @property
+    def saved_per_s(self) -> float:
+        """What it saves for a second."""
+        return self.saved / self.seconds if self.seconds > 0 else inf
+
 
 class Increments:
     """What stretches of a line may recompute if no run holds more than `cap` bytes, best first."""
@@ -87,7 +93,7 @@ class Increments:
                     _corners(line.seconds[first:end], line.stash[first:end], line.fixed[first:end], cap)
                 )
             self.pattern.append(patterns[key])
-        self.kinds = sorted(self._kinds(), key=lambda one: (-one.saved / one.seconds, one.pattern, one.level))
+        self.kinds = sorted(self._kinds(), key=lambda one: (-one.saved_per_s, one.pattern, one.level))
         self.groups = tuple(self._groups())
         numbers = {(one.pattern, one.level): number for number, one in enumerate(self.kinds)}
         self.below = [numbers.get((one.pattern, one.level - 1), -1) for one in self.kinds]
@@ -114,7 +120,7 @@ class Increments:
 
     def _groups(self) -> Iterator[tuple[float, list[int]]]:
         """Yields kinds that save nearly as much per second, and the most that one of them saves."""
-        rates = [one.saved / one.seconds for one in self.kinds]
+        rates = [one.saved_per_s for one in self.kinds]
         first = 0
         while first < len(rates):
             end = next((n for n in range(first, len(rates)) if rates[n] < rates[first] * NEARLY), len(rates))
@@ -231,6 +237,8 @@ def _corners(seconds: Floats, stash: Floats, fixed: Bools, cap: float) -> tuple[
     most = _best_runs(seconds, stash, fixed, cap, 0.0)
 
     def between(low: _Corner, high: _Corner) -> Iterator[_Corner]:
+        if high.seconds <= low.seconds:
+            return
         price = (high.saved - low.saved) / (high.seconds - low.seconds)
         best = _best_runs(seconds, stash, fixed, cap, price)
         gain = (best.saved - low.saved) - price * (best.seconds - low.seconds)
@@ -239,7 +247,11 @@ def _corners(seconds: Floats, stash: Floats, fixed: Bools, cap: float) -> tuple[
             yield best
             yield from between(best, high)
 
-    return (nothing, *between(nothing, most), most) if most.saved > 0 else (nothing,)
+    found = [nothing]
+    for corner in (*between(nothing, most), most):
+        if corner.saved - found[-1].saved > PROOF * most.saved:
+            found.append(corner)
+    return tuple(found)
 
 
 def _best_runs(seconds: Floats, stash: Floats, fixed: Bools, cap: float, price: float) -> _Corner:

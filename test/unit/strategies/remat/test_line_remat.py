@@ -103,3 +103,17 @@ def test_nothing_costs_nothing_and_too_much_cannot_be_saved():
     assert some.choose(*at, np.array([-1.0, 1e9]))[0].tolist() == [0.0, inf]
     assert some.least_s(*at, np.array([-1.0, 1e9])).tolist() == [0.0, inf]
     assert not some.ops(0, 9, 0.0).any()
+
+
+def test_each_increment_saves_something():
+    """Sums of the same stash in another order differ in their last digit, and some ops take no time."""
+    for seed in range(200):
+        draw = np.random.default_rng(seed)
+        size = int(draw.integers(2, 12))
+        seconds, stash = draw.choice([0.0, 0.1, 1 / 3], size), draw.choice([0.0, 0.1, 0.7, 1 / 3, 2.0], size)
+        line = RematLine(seconds, stash, np.zeros(size, dtype=bool), draw.random(size) < 0.2)
+        for cap in (inf, float(stash.sum()) / 2):
+            some = Increments(line, cap)
+            assert all(kind.saved > 1e-9 and kind.seconds >= 0 for kind in some.kinds)
+            whole = np.array([0]), np.array([size]), np.array([1e-6])
+            assert some.least_s(*whole)[0] <= some.choose(*whole)[0][0] * (1 + 1e-9)
