@@ -1,4 +1,4 @@
-"""Our search in Aceso's model: stages on ranks of unlike shapes, how each op is split there, and what is recomputed.
+"""How the ops of a line are split in Aceso's model, and what stretches of it take so as stages.
 
 A *division* of the line says how every op is split over so many devices. Even ones split all ops alike; the others are
 the best ways through the line at prices on memory, which the solver of choice problems finds: an op is a node, how it
@@ -10,23 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from math import inf
 from typing import Final
 
 import numpy as np
-from aceso_model import AcesoModel, Figures, OpPlan, Plan, StagePlan
+from aceso_model import AcesoModel, OpPlan, StagePlan
 
-from rhino.ir.arrays import Floats, Ints
+from rhino.ir.arrays import Floats
 from rhino.ir.cluster.aceso_tables import ProfiledOp
-from rhino.strategies.pipeline.stages.shapes import Shape, ShapedLine, best_cut
+from rhino.strategies.pipeline.stages.shapes import Shape
 from rhino.strategies.remat.line_remat import Increments, RematLine, caps
 from rhino.strategies.solver.answer import Answer
 from rhino.strategies.solver.problem import Problem
 from rhino.strategies.solver.search import Search
-
-MOST_STAGES: Final = 16
-"""As in Aceso's search."""
 
 PRICES: Final = (0.0, 0.1, 0.3, 1.0, 3.0)
 """What all memory of the line costs, times the seconds of the line.
@@ -41,41 +37,6 @@ _ALL: Final = slice(None)
 
 IN_FLIGHT: Final = (1, 4)
 """Micro-batches whose stash is paid for: of a late stage, and of an early one."""
-
-
-def search(model: AcesoModel) -> tuple[Plan, Figures] | None:
-    """Returns the best plan found and what it comes to, None where there is none."""
-    best: tuple[Plan, Figures] | None = None
-    for examples in model.setup.examples:
-        stages = [DividedLine(model, examples, ops) for ops in divisions(model, examples)]
-        if not stages:
-            continue
-        busy_s = np.min([np.diag(one.seconds, 1) * one.shape.devices for one in stages], axis=0).sum()
-        line = ShapedLine(
-            tuple(one.shape for one in stages),
-            partial(_stage_s, stages),
-            partial(_bound_s, stages),
-            num_places=len(model.line),
-            num_devices=model.setup.num_devices,
-            per_node=model.setup.devices_per_node,
-            num_micro_batches=model.setup.batch // examples,
-            most_stages=MOST_STAGES,
-            busy_s=float(busy_s),
-        )
-        if (cut := best_cut(line, best[1].step_s if best else inf)) is not None:
-            behind = range(len(cut.stages) - 1, -1, -1)
-            chosen = [stages[one.shape].plan(one.start, one.end, b) for one, b in zip(cut.stages, behind, strict=True)]
-            plan = Plan(examples, tuple(chosen))
-            best = plan, model.evaluate(plan)
-    return best
-
-
-def _stage_s(stages: Sequence[DividedLine], behind: int, shape: int, limit_s: float) -> Floats:
-    return stages[shape].stage_s(behind, limit_s)
-
-
-def _bound_s(stages: Sequence[DividedLine], behind: int, shape: int, limit_s: float) -> Floats:
-    return stages[shape].bound_s(behind, limit_s)
 
 
 class DividedLine:
@@ -131,7 +92,7 @@ class DividedLine:
             leaves[far, 1:] = [model.transfer_s(row.output_bytes, far=bool(far)) for row in self.rows]
         return Shape(self.ops[0].parts * self.ops[0].copies, enters, leaves)
 
-    def over_bytes(self, behind: int, start: Ints | slice = _ALL, end: Ints | slice = _ALL) -> Floats:
+    def over_bytes(self, behind: int, start: int | slice = _ALL, end: int | slice = _ALL) -> Floats:
         """Returns what stretches with so many stages behind them are over the memory of a device."""
         return self.kept[start, end] + self.held[start, end] * (behind + 1) - self.model.setup.memory_bytes
 
@@ -165,15 +126,15 @@ class DividedLine:
         found[start, end] += most.least_s(start, end, need) if most else inf
         return found
 
-    def least_bytes(self, behind: int, start: Ints, end: Ints) -> Floats:
-        """Returns what stretches with so many stages behind them need about, where they recompute all they can."""
-        needs = self.kept[start, end] + self.held[start, end] * (behind + 1)
+    def least_bytes(self, behind: int, start: int, end: int) -> float:
+        """Returns what a stretch with so many stages behind it needs about, if it recomputes all it can."""
+        needs = float(self.over_bytes(behind, start, end)) + self.model.setup.memory_bytes
         if not self.increments:
             return needs
         cap, most = self.increments[-1]
-        saved = sum(most.count(number, start, end) * kind.saved for number, kind in enumerate(most.kinds))
-        found: Floats = needs - (behind + 1) * saved + cap
-        return found
+        at, until = np.array([start]), np.array([end])
+        saved = sum(int(most.count(number, at, until)[0]) * kind.saved for number, kind in enumerate(most.kinds))
+        return needs - (behind + 1) * saved + cap
 
     def plan(self, start: int, end: int, behind: int) -> StagePlan:
         """Returns the stage of a stretch, with what it recomputes to fit, as it can."""

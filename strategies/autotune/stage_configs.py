@@ -14,9 +14,9 @@ and ends in another.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from math import inf
 from typing import Final, Protocol
@@ -85,45 +85,35 @@ class Stretches:
     """What stretches of a line that begin at one place take as stages on one division, by where they end.
 
     Shapes: all [places + 1]. Units: seconds per micro-batch; bytes of a device. `again_s` is what recomputing takes
-    that memory asks for, infinite where nothing fits; `needs_bytes` is what a stage needs that recomputes nothing,
-    `least_bytes` where it recomputes all it can.
+    that memory asks for, infinite where nothing fits; `needs_bytes` is what a stage needs that recomputes nothing.
     """
 
     compute_s: Floats
     collectives_s: Floats
     again_s: Floats
     needs_bytes: Floats
-    least_bytes: Floats
 
 
 class StageModel(Protocol):
-    """A line of ops on devices. What it gives is not asked for twice."""
+    """A line of `num_places` ops on `num_devices` devices, `per_node` to a node, which may hold `budget_bytes` each.
 
-    @property
-    def num_places(self) -> int:
-        """How long the line is."""
+    `micro_batches` are the possible numbers of them, ascending. No stretches are asked for twice.
+    """
 
-    @property
-    def num_devices(self) -> int:
-        """The devices of all stages together."""
-
-    @property
-    def per_node(self) -> int:
-        """The devices of a node."""
-
-    @property
-    def budget_bytes(self) -> float:
-        """What a device may hold."""
-
-    @property
-    def micro_batches(self) -> tuple[int, ...]:
-        """The possible numbers of micro-batches, ascending."""
+    num_places: int
+    num_devices: int
+    per_node: int
+    budget_bytes: float
+    micro_batches: tuple[int, ...]
 
     def divisions(self, micro_batches: int) -> tuple[Division, ...]:
         """Returns how a rank can share a stage, sorted."""
 
     def stretches(self, micro_batches: int, division: Division, behind: int, start: int) -> Stretches:
         """Returns what stretches from a place take that have so many stages behind them."""
+
+    def least_bytes(self, micro_batches: int, division: Division, behind: int, start: int, end: int) -> float:
+        """Returns what a stage needs of which nothing fits, if it recomputes all it can."""
 
     def shape(self, micro_batches: int, division: Division) -> Shape:
         """Returns what the transfers of a stage take."""
@@ -165,7 +155,72 @@ class _Fitted:
     of: Stretches
     transfers_s: Floats
     seconds: Floats
-    reach: list[float]
+    reach: Floats
+
+
+@dataclass(slots=True, eq=False)
+class RankLine:
+    """The stretches of a line as stages on one rank.
+
+    So many stages are `behind`; `enters` and `leaves` say whether the neighbours are in other nodes.
+    """
+
+    model: StageModel
+    micro_batches: int
+    division: Division
+    behind: int
+    enters: int
+    leaves: int
+    known: dict[int, _Fitted] = field(default_factory=dict)
+
+    def seconds(self, start: int, end: int) -> float:
+        """Returns what a stage takes that recomputes what its memory asks for, infinite where it does not fit."""
+        return float(self.ends(start).seconds[end])
+
+    def least_bytes(self, start: int, end: int) -> float:
+        """Returns what a stage needs that recomputes what its memory asks for, or all it can."""
+        of, budget = self.ends(start).of, self.model.budget_bytes
+        if of.again_s[end] < inf:
+            return min(float(of.needs_bytes[end]), budget)
+        least = self.model.least_bytes(self.micro_batches, self.division, self.behind, start, end)
+        return max(least, float(np.nextafter(budget, inf)))
+
+    def recomputes(self, start: int, end: int) -> bool:
+        """Says whether memory asks a stage to recompute."""
+        return bool(self.ends(start).of.needs_bytes[end] > self.model.budget_bytes)
+
+    def longest(self, start: int, most: int, limit_s: float) -> int:
+        """Returns where the longest stage within a limit ends, at most so far on; its start where there is none."""
+        ends = self.ends(start)
+        end = min(most, int(ends.reach.searchsorted(limit_s, "right")) - 1)
+        while end > start and ends.seconds[end] > limit_s:
+            end -= 1
+        return max(start, end)
+
+    def figures(self, start: int, end: int, *, recomputes: bool) -> StageFigures:
+        """Returns what a stage comes to."""
+        ends = self.ends(start)
+        of, again_s = ends.of, float(ends.of.again_s[end])
+        collectives_s = float(of.collectives_s[end] + ends.transfers_s[end])
+        needs = self.least_bytes(start, end) if recomputes else float(of.needs_bytes[end])
+        return StageFigures(
+            float(of.compute_s[end]), collectives_s, again_s if recomputes and again_s < inf else 0.0, needs
+        )
+
+    def ends(self, start: int) -> _Fitted:
+        """Returns what stretches from a place take, by where they end."""
+        if (found := self.known.get(start)) is None:
+            of = self.model.stretches(self.micro_batches, self.division, self.behind, start)
+            shape = self.model.shape(self.micro_batches, self.division)
+            transfers_s = shape.enters[self.enters][start] + shape.leaves[self.leaves]
+            seconds = of.compute_s + of.collectives_s + of.again_s + transfers_s
+            reach = np.minimum.accumulate(seconds[::-1])[::-1].copy()
+            reach[: start + 1] = -inf
+            self.known[start] = found = _Fitted(of, transfers_s, seconds, reach)
+        return found
+
+
+Ranks = tuple[RankLine, ...]
 
 
 @dataclass(eq=False)
@@ -175,29 +230,24 @@ class StageEstimates:
     model: StageModel
     known: dict[StageConfig, Figures] = field(default_factory=dict)
     _even: dict[tuple[int, tuple[Division, ...]], StageConfig | None] = field(default_factory=dict)
-    _fitted: dict[tuple[int, Division, int, int, int, int], _Fitted] = field(default_factory=dict)
+    _ranks: dict[tuple[int, tuple[Division, ...]], Ranks] = field(default_factory=dict)
+    _lines: dict[tuple[int, Division, int, int, int], RankLine] = field(default_factory=dict)
 
     def figures(self, config: StageConfig) -> Figures:
         """Returns what a configuration comes to."""
-        if config not in self.known:
-            stages = tuple([self.stage(config, number) for number in range(len(config.stages))])
-            seconds = [one.seconds for one in stages]
-            over = max(0.0, max(one.bytes for one in stages) - self.model.budget_bytes)
-            self.known[config] = Figures((config.micro_batches - 1) * max(seconds) + sum(seconds), over, stages)
-        return self.known[config]
-
-    def stage(self, config: StageConfig, number: int) -> StageFigures:
-        """Returns what one stage comes to."""
-        bounds = config.bounds
-        ends = self.ends(config.micro_batches, config.divisions, number, bounds[number])
-        end, of, budget = bounds[number + 1], ends.of, self.model.budget_bytes
-        collectives_s = float(of.collectives_s[end] + ends.transfers_s[end])
-        compute_s, again_s, needs = float(of.compute_s[end]), float(of.again_s[end]), float(of.needs_bytes[end])
-        if not config.stages[number].recomputes:
-            return StageFigures(compute_s, collectives_s, 0.0, needs)
-        if again_s == inf:
-            return StageFigures(compute_s, collectives_s, 0.0, max(float(of.least_bytes[end]), np.nextafter(budget, inf)))
-        return StageFigures(compute_s, collectives_s, again_s, min(needs, budget))
+        if (known := self.known.get(config)) is not None:
+            return known
+        stages = tuple(
+            [
+                rank.figures(start, one.end, recomputes=one.recomputes)
+                for rank, start, one in zip(self.ranks(config), config.bounds, config.stages, strict=False)
+            ]
+        )
+        seconds = [one.seconds for one in stages]
+        over = max(0.0, max(one.bytes for one in stages) - self.model.budget_bytes)
+        found = Figures((config.micro_batches - 1) * max(seconds) + sum(seconds), over, stages)
+        self.known[config] = found
+        return found
 
     def is_placed(self, divisions: Sequence[Division]) -> bool:
         """Says whether stages have all devices, and none begins inside a node and ends in another."""
@@ -207,79 +257,68 @@ class StageEstimates:
 
     def fitted(self, config: StageConfig, bounds: Sequence[int] | None = None) -> StageConfig:
         """Returns a configuration whose stages recompute where their memory asks for it, in other bounds if given."""
-        bounds, budget = bounds or config.bounds, self.model.budget_bytes
-        stages = []
-        for number, (start, end) in enumerate(pairwise(bounds)):
-            ends = self.ends(config.micro_batches, config.divisions, number, start)
-            recomputes = bool(ends.of.needs_bytes[end] > budget)
-            stages.append(Stage(end, config.stages[number].division, recomputes))
-        return replace(config, stages=tuple(stages))
+        pairs = list(pairwise(bounds or config.bounds))
+        stages = [
+            Stage(end, rank.division, rank.recomputes(start, end))
+            for rank, (start, end) in zip(self.ranks(config), pairs, strict=True)
+        ]
+        return StageConfig(config.micro_batches, tuple(stages))
 
     def even(self, config: StageConfig) -> StageConfig | None:
         """Returns a configuration with the bounds that make its longest stage least; None where none fit."""
         key = config.micro_batches, config.divisions
         if key not in self._even:
-            self._even[key] = self._evened(config)
+            bounds = self._even_bounds(config)
+            self._even[key] = self.fitted(config, bounds) if bounds else None
         return self._even[key]
 
-    def _evened(self, config: StageConfig) -> StageConfig | None:
+    def _even_bounds(self, config: StageConfig) -> tuple[int, ...] | None:
+        ranks = self.ranks(config)
         low_s, high_s = 0.0, max(one.seconds for one in self.figures(config).stages)
         for _ in range(_DOUBLINGS if high_s < inf else 0):
-            if bounds := self.within(config, high_s):
+            if bounds := self.within(ranks, high_s):
                 break
             low_s, high_s = high_s, 2 * high_s
         else:
             return None
-        high_s = self.longest(config, bounds)
+        high_s = _longest_s(ranks, bounds)
         while high_s > low_s * (1 + EVEN):
             limit_s = max((low_s + high_s) / 2, _SHORTER * high_s)
-            if found := self.within(config, limit_s):
-                bounds, high_s = found, self.longest(config, found)
+            if found := self.within(ranks, limit_s):
+                bounds, high_s = found, _longest_s(ranks, found)
             else:
                 low_s = limit_s
-        return self.fitted(config, bounds)
+        return bounds
 
-    def within(self, config: StageConfig, limit_s: float) -> tuple[int, ...] | None:
+    def within(self, ranks: Ranks, limit_s: float) -> tuple[int, ...] | None:
         """Returns bounds with no stage over a limit, each as far as it goes; None if the line is longer than that."""
-        start, bounds, last = 0, [0], len(config.stages) - 1
-        for number in range(last + 1):
-            ends = self.ends(config.micro_batches, config.divisions, number, start)
-            if number == last:
-                return (*bounds, self.model.num_places) if ends.seconds[-1] <= limit_s else None
+        bounds, num = [0], self.model.num_places
+        for number, rank in enumerate(ranks[:-1], 1):
             # Each stage behind has at least one op.
-            most = self.model.num_places - (last - number)
-            end = bisect_right(ends.reach, limit_s) - 1
-            while end > most or (end > start and ends.seconds[end] > limit_s):
-                end -= 1
-            if end <= start:
+            end = rank.longest(bounds[-1], num - (len(ranks) - number), limit_s)
+            if end == bounds[-1]:
                 return None
             bounds.append(end)
-            start = end
-        return None
+        return (*bounds, num) if ranks[-1].seconds(bounds[-1], num) <= limit_s else None
 
-    def longest(self, config: StageConfig, bounds: Sequence[int]) -> float:
-        """Returns the seconds of the longest stage in some bounds."""
-        return max(
-            float(self.ends(config.micro_batches, config.divisions, number, start).seconds[end])
-            for number, (start, end) in enumerate(pairwise(bounds))
-        )
-
-    def ends(self, micro_batches: int, divisions: Sequence[Division], number: int, start: int) -> _Fitted:
-        """Returns what stretches from a place take as the stage of a number."""
-        first = sum([one.devices for one in divisions[:number]])
-        division, per_node = divisions[number], self.model.per_node
-        enters, leaves = int(first > 0 and first % per_node == 0), int((first + division.devices) % per_node == 0)
-        behind = len(divisions) - 1 - number
-        key = micro_batches, division, behind, start, enters, leaves
-        if (found := self._fitted.get(key)) is None:
-            of = self.model.stretches(micro_batches, division, behind, start)
-            shape = self.model.shape(micro_batches, division)
-            transfers_s = shape.enters[enters][start] + shape.leaves[leaves]
-            seconds = of.compute_s + of.collectives_s + of.again_s + transfers_s
-            reach = np.minimum.accumulate(seconds[::-1])[::-1].copy()
-            reach[: start + 1] = -inf
-            self._fitted[key] = found = _Fitted(of, transfers_s, seconds, reach.tolist())
+    def ranks(self, config: StageConfig) -> Ranks:
+        """Returns the line as it is on the rank of each stage."""
+        key = config.micro_batches, config.divisions
+        if (found := self._ranks.get(key)) is None:
+            per_node, first, some = self.model.per_node, 0, []
+            for number, division in enumerate(config.divisions):
+                enters, leaves = first > 0 and first % per_node == 0, (first + division.devices) % per_node == 0
+                own = config.micro_batches, division, len(config.stages) - 1 - number, int(enters), int(leaves)
+                if own not in self._lines:
+                    self._lines[own] = RankLine(self.model, *own)
+                some.append(self._lines[own])
+                first += division.devices
+            self._ranks[key] = found = tuple(some)
         return found
+
+
+def _longest_s(ranks: Ranks, bounds: Sequence[int]) -> float:
+    return max(rank.seconds(start, end) for rank, (start, end) in zip(ranks, pairwise(bounds), strict=True))
 
 
 def balanced(model: StageModel, stages: int) -> StageConfig | None:

@@ -5,8 +5,8 @@
 | dec-op# | gives ops from one of its ends | inc-op#: stages between pass on as many as they get, up to the partner |
 | inc-op# | takes ops, as the partner of dec-op# | the stage that gives them |
 | inc-mbs, dec-mbs | fewer or more micro-batches, for all stages | none |
-| inc-dp, inc-tp | next larger number of copies, or of parts | dec-dp or dec-tp of itself, of one stage, or of two neighbours |
-| dec-dp, dec-tp | next smaller number of copies, or of parts | inc-dp or inc-tp of itself, of one stage, or of two neighbours |
+| inc-dp, inc-tp | more copies, or more parts | dec-dp or dec-tp of itself, of another stage or of two neighbours |
+| dec-dp, dec-tp | fewer copies, or fewer parts | inc-dp or inc-tp of itself, of another stage or of two neighbours |
 | inc-rc | recomputes what its memory asks for | none |
 | dec-rc | recomputes nothing where memory does not ask for it | none |
 
@@ -26,9 +26,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
 from typing import Final, Literal
 
-from rhino.strategies.autotune.stage_configs import Division, Stage, StageConfig, StageEstimates
+from rhino.strategies.autotune.stage_configs import Division, StageConfig, StageEstimates
 
 Resource = Literal["memory", "compute", "collectives"]
 
@@ -58,38 +60,33 @@ def _fewer_ops(estimates: StageEstimates, config: StageConfig, number: int) -> I
 
 def _relayed(estimates: StageEstimates, config: StageConfig, number: int, partner: int) -> StageConfig | None:
     """Returns a configuration with ops moved from a stage to its partner, from stage to stage between them."""
-    figures, bounds = estimates.figures(config), config.bounds
-    is_over = figures.over_bytes > 0
-
-    def taken(stage: int, start: int, end: int) -> float:
-        ends = estimates.ends(config.micro_batches, config.divisions, stage, start)
-        return float(ends.of.least_bytes[end] if is_over else ends.seconds[end])
-
-    def moved(goal: float) -> tuple[int, ...] | None:
-        found = list(bounds)
-        if partner > number:
-            for stage in range(number, partner):
-                ends = range(found[stage + 1], found[stage], -1)
-                few = bisect_left(ends, True, key=lambda end, stage=stage: taken(stage, found[stage], end) <= goal)
-                if few == len(ends):
-                    return None
-                found[stage + 1] = ends[few]
-        else:
-            for stage in range(number, partner, -1):
-                starts = range(found[stage], found[stage + 1])
-                few = bisect_left(
-                    starts, True, key=lambda start, stage=stage: taken(stage, start, found[stage + 1]) <= goal
-                )
-                if few == len(starts):
-                    return None
-                found[stage] = starts[few]
-        return tuple(found) if taken(partner, found[partner], found[partner + 1]) <= goal else None
-
-    low, high = (taken(stage, bounds[stage], bounds[stage + 1]) for stage in (partner, number))
+    bounds, is_over = config.bounds, estimates.figures(config).over_bytes > 0
+    takes = [one.least_bytes if is_over else one.seconds for one in estimates.ranks(config)]
+    low, high = (takes[stage](bounds[stage], bounds[stage + 1]) for stage in (partner, number))
     for step in range(GOALS):
-        if (found := moved(low + (high - low) * step / GOALS)) is not None and found != bounds:
+        found = _moved(takes, bounds, number, partner, low + (high - low) * step / GOALS)
+        if found is not None and found != bounds:
             return estimates.fitted(config, found)
     return None
+
+
+def _moved(
+    takes: Sequence[Callable[[int, int], float]], bounds: Sequence[int], number: int, partner: int, goal: float
+) -> tuple[int, ...] | None:
+    """Returns bounds with as few ops moved as bring a stage, its partner and those between them under a goal."""
+    found, forward = list(bounds), partner > number
+    for stage in range(number, partner, 1 if forward else -1):
+        start, end = found[stage : stage + 2]
+        left = [(start, one) for one in range(end, start, -1)] if forward else [(one, end) for one in range(start, end)]
+        few = bisect_left(left, True, key=partial(_is_within, takes[stage], goal))
+        if few == len(left):
+            return None
+        found[stage], found[stage + 1] = left[few]
+    return tuple(found) if takes[partner](found[partner], found[partner + 1]) <= goal else None
+
+
+def _is_within(take: Callable[[int, int], float], goal: float, stretch: tuple[int, int]) -> bool:
+    return take(*stretch) <= goal
 
 
 def _evened(estimates: StageEstimates, config: StageConfig) -> StageConfig:
@@ -104,9 +101,7 @@ def _other_micro_batches(step: int) -> Callable[[StageEstimates, StageConfig, in
         if 0 <= place < len(numbers):
             known = estimates.model.divisions(numbers[place])
             nearest = [_nearest(known, one.division) for one in config.stages]
-            stages = [
-                replace(one, division=other) for one, other in zip(config.stages, nearest, strict=True) if other
-            ]
+            stages = [replace(one, division=other) for one, other in zip(config.stages, nearest, strict=True) if other]
             if len(stages) == len(config.stages):
                 yield _evened(estimates, StageConfig(numbers[place], tuple(stages)))
 
@@ -116,7 +111,9 @@ def _other_micro_batches(step: int) -> Callable[[StageEstimates, StageConfig, in
 def _nearest(known: Sequence[Division], wanted: Division) -> Division | None:
     """Returns the division that stands for one where there are other micro-batches: on as many devices."""
     alike = [one for one in known if one.devices == wanted.devices]
-    return wanted if wanted in alike else min(alike, key=lambda one: (one.variant, abs(one.dp - wanted.dp)), default=None)
+    return (
+        wanted if wanted in alike else min(alike, key=lambda one: (one.variant, abs(one.dp - wanted.dp)), default=None)
+    )
 
 
 def _other_division(axis: Literal["dp", "tp"], *, up: bool) -> Callable[..., Iterator[StageConfig]]:
@@ -135,9 +132,7 @@ def _other_division(axis: Literal["dp", "tp"], *, up: bool) -> Callable[..., Ite
     return apply
 
 
-def _divided(
-    estimates: StageEstimates, config: StageConfig, divisions: dict[int, Division]
-) -> Iterator[StageConfig]:
+def _divided(estimates: StageEstimates, config: StageConfig, divisions: dict[int, Division]) -> Iterator[StageConfig]:
     stages = list(config.stages)
     for number, division in divisions.items():
         stages[number] = replace(stages[number], division=division)
@@ -176,7 +171,7 @@ def _partners(
     for stage in others:
         for one in ways(stage, needed):
             yield {stage: one}
-    for stage, after in zip(others, others[1:], strict=False):
+    for stage, after in pairwise(others):
         if needed % 2 == 0:
             for one, other in zip(ways(stage, needed // 2), ways(after, needed // 2), strict=False):
                 yield {stage: one, after: other}
@@ -204,5 +199,3 @@ PRIMITIVES: Final = (
     Primitive("dec-rc", ("compute",), _recompute(more=False)),
 )
 """Every kind of move; inc-op# is what happens to the partner of dec-op#."""
-
-Stages = tuple[Stage, ...]

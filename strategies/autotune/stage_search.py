@@ -40,9 +40,7 @@ NEAR: Final = 12
 """Ops by which a bound is moved at most in fine-tuning."""
 
 
-def alleviate(
-    estimates: StageEstimates, starts: Iterable[StageConfig], most: int
-) -> StageConfig | None:
+def alleviate(estimates: StageEstimates, starts: Iterable[StageConfig], most: int) -> StageConfig | None:
     """Returns the best configuration found from some starts with about so many estimates, None where nothing fits."""
     searches = [_Search(estimates, one) for one in starts]
     left = searches
@@ -128,15 +126,13 @@ class _Search:
         figures = self.estimates.figures(now)
         if figures.over_bytes > 0:
             return ["memory"]
-        shares: list[tuple[float, Resource]] = []
-        for resource, taken in (
-            ("compute", [one.compute_s for one in figures.stages]),
-            ("collectives", [one.collectives_s for one in figures.stages]),
-            ("memory", [one.again_s for one in figures.stages]),
-        ):
-            if taken[number] > 0:
-                shares.append((-taken[number] / sum(taken), resource))
-        return [resource for _, resource in sorted(shares)]
+        taken: dict[Resource, list[float]] = {
+            "compute": [one.compute_s for one in figures.stages],
+            "collectives": [one.collectives_s for one in figures.stages],
+            "memory": [one.again_s for one in figures.stages],
+        }
+        shares = {name: seconds[number] / sum(seconds) for name, seconds in taken.items() if seconds[number] > 0}
+        return sorted(shares, key=lambda name: (-shares[name], name))
 
     def noted(self, configs: Iterable[StageConfig]) -> list[StageConfig]:
         """Returns those of the configurations that were not seen, best first."""
@@ -181,13 +177,10 @@ class _Search:
         bounds, figures = list(config.bounds), self.estimates.figures(config)
         seconds = [one.seconds for one in figures.stages]
         rest = seconds[:number] + seconds[number + 2 :]
+        ranks = self.estimates.ranks(config)
         low, now, high = bounds[number : number + 3]
         for bound in range(max(low + 1, now - NEAR), min(high, now + NEAR + 1)):
-            pair = [
-                float(self.estimates.ends(config.micro_batches, config.divisions, stage, start).seconds[end])
-                for stage, start, end in ((number, low, bound), (number + 1, bound, high))
-            ]
-            every = [*rest, *pair]
+            every = [*rest, ranks[number].seconds(low, bound), ranks[number + 1].seconds(bound, high)]
             if (config.micro_batches - 1) * max(every) + sum(every) < figures.step_s:
                 bounds[number + 1] = bound
                 yield self.estimates.fitted(config, tuple(bounds))

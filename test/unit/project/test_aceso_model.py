@@ -52,10 +52,11 @@ def test_reshards_are_those_of_one_step():
     assert reshard(split, by_examples) == (("all_to_all", 2), ("all_to_all", 2))
 
 
+@pytest.mark.parametrize("strategy", ["best", "aceso", "both"])
 @pytest.mark.parametrize("memory_mb", [1000, 450, 400])
-def test_no_plan_drawn_at_random_beats_the_search(tmp_path, memory_mb):
+def test_no_plan_drawn_at_random_beats_the_search(tmp_path, memory_mb, strategy):
     model = model_of(tmp_path, memory_mb)
-    plan, figures = search(model)
+    plan, figures = search(model, strategy)
     assert figures == model.evaluate(plan)
     assert max(figures.stage_bytes) <= memory_mb * MEGABYTE
     draw, num, least_s = np.random.default_rng(0), len(model.line), np.inf
@@ -80,7 +81,7 @@ def test_the_command_compares_with_what_is_known(tmp_path, capsys, monkeypatch, 
     case = aceso.Case("gpt_1_3B", 1, 1, 2, known_s, is_checked=True)
     monkeypatch.setattr(aceso, "CASES", {"gpt-1.3b": case})
     assert report.run(aceso.__doc__, aceso.QUESTION, [str(tmp_path)]) == 0
-    assert report.run(aceso.__doc__, aceso.QUESTION, [str(tmp_path), "--check"]) == code
+    assert report.run(aceso.__doc__, aceso.QUESTION, [str(tmp_path), "--check", "--strategy=best,both"]) == code
     written = capsys.readouterr()
-    assert "| gpt-1.3b | 1 x 2 |" in written.out
+    assert "| gpt-1.3b | best | 1 x 2 |" in written.out
     assert (f"s, {known_s:.2f} s are known" in written.err) == bool(code)
