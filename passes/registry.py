@@ -29,6 +29,7 @@ from rhino.passes.pipeline.part_statistics import num_statistics_parts
 from rhino.passes.pipeline.parted_statistics import PartedStatistics
 from rhino.passes.pipeline.pipeline_stages import PipelineStages
 from rhino.passes.pipeline.rematerialize import BY_STAGE, Rematerialize, parse_remat
+from rhino.passes.pipeline.scope_stages import ScopeStages
 from rhino.passes.pipeline.shard_ranks import ShardRanks
 from rhino.passes.pipeline.split_replicas import SplitReplicas
 from rhino.passes.pipeline.split_scans import SplitScans
@@ -64,6 +65,7 @@ PASSES: Final[tuple[type[Pass], ...]] = (
     PinShardings,
     PipelineStages,
     Rematerialize,
+    ScopeStages,
     AnnotateSegments,
     ShardRanks,
     SplitReplicas,
@@ -196,13 +198,17 @@ _STAGED: Final = (
     MixedPrecision,
     PartedStatistics,
     SplitReplicas,
+    ScopeStages,
 )
 
 
 def _auto_parallel(options: Mapping[str, str]) -> tuple[Item, ...]:
     refuse_pads(options)
-    micro, join, choose, pin, rules, stages, split, again, amp, parted, apart = make_passes(_STAGED, options, PARALLEL)
+    micro, join, choose, pin, rules, stages, split, again, amp, parted, apart, scopes = make_passes(
+        _STAGED, options, PARALLEL
+    )
     assert isinstance(choose, ChooseShardings)
+    assert isinstance(pin, PinShardings)
     assert isinstance(stages, PipelineStages)
     assert isinstance(again, Rematerialize)
     cluster = load_cluster(stages.cluster)
@@ -263,11 +269,14 @@ def _auto_parallel(options: Mapping[str, str]) -> tuple[Item, ...]:
     unlike = option_of_meshes(of_stages) if on_ranks else ""
     trial = (*divide, *shard)
     scans = SplitScans(stages.stages, leaves=True, cluster=stages.cluster, meshes=unlike, trial=trial)
+    of_scopes = pin.scope_replicas > 0
     begin = (
         Normalize(boundaries=stages.stages > 1),  # First: custom calls may stand in functions that are called.
         *((amp,) if "amp" in options else ()),  # As for auto-shard.
-        *((scans,) if stages.stages > 1 else ()),
+        *((scans,) if stages.stages > 1 and not of_scopes else ()),  # A loop is of the scope that it is in.
         *divide,
+        # Before the search, which follows the scopes of the stages on its mesh alone; again normalized, as below.
+        *((Normalize(), scopes) if of_scopes else ()),
     )
     if again.remat == BY_STAGE and not again.host_share:
         # Behind the search: what memory asks for follows from how a stage is sharded.

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from rhino.passes.sharding.strip import Strip as Strip
     from rhino.passes.textual_pipelines import build_pass_manager as build_pass_manager
     from rhino.plan import Plan as Plan
+    from rhino.scopes import default_strategy as default_strategy
     from rhino.scopes import replicate as replicate
     from rhino.scopes import split as split
     from rhino.split_array import SplitArray as SplitArray
@@ -62,7 +63,7 @@ _HOMES: Final = {
     "rhino.passes.textual_pipelines": ("build_pass_manager",),
     "rhino.passes.sharding.strip": ("Strip",),
     "rhino.plan": ("Plan",),
-    "rhino.scopes": ("replicate", "split"),
+    "rhino.scopes": ("default_strategy", "replicate", "split"),
     "rhino.split_array": ("SplitArray", "SplitSharding"),
     "rhino.stage_boundary": ("stage_boundary",),
 }

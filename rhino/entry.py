@@ -207,6 +207,8 @@ def _settled(request: PlanOptions, devices: tuple[jax.Device, ...] | None) -> Pl
         raise RhinoError(
             "RHI-CLUSTER-001", f"no cluster is named, and no preset has {count} host devices", fix="name a cluster"
         )
+    if request.by_scopes:
+        return replace(request, cluster=cluster, shared=count)
     if has_mesh or (takes_cluster and count in hosts):
         return replace(request, cluster=cluster)
     return replace(request, cluster=cluster, meshes=(mesh_of_shape((count // request.num_ranks,)),), shared=count)

@@ -21,7 +21,7 @@ from rhino.ir.diagnostics import RhinoError
 from rhino.ir.program.replicas import parse_replicas
 from rhino.ir.units import parse_size
 from rhino.passes.pipeline.rematerialize import BY_STAGE, parse_remat
-from rhino.passes.planner.request import parse_stages, refuse_two_meshes
+from rhino.passes.planner.request import BY_SCOPES, parse_stages, refuse_two_meshes
 
 _OPTION: Final = re.compile(r"--([a-z][a-z-]*)(?:=('[^']*'|[^\s,;)]+))?")
 """An option of the command line, with its value."""
@@ -72,12 +72,16 @@ def count(name: str, given: SupportsIndex | None) -> int | None:
 def stages_of(given: SupportsIndex | str | None, mesh: str) -> tuple[int | None, tuple[Mesh, ...]]:
     """Returns the number of stages, and their meshes where the devices of each are given; `mesh` is the other keyword.
 
+    Neither is known where stages are the model's scopes.
+
     Raises:
         RhinoError: RHI-JAX-002 where it is neither a number from 1 nor a text, RHI-CLI-001 for another text, or a mesh
             beside devices of stages.
     """
     if not isinstance(given, str):
         return count("stages", given), ()
+    if given == BY_SCOPES:
+        return None, ()
     refuse_two_meshes(given, mesh)
     number, meshes = parse_stages(given)
     return count("stages", number), meshes

@@ -21,11 +21,21 @@ from rhino.ir.plan.plan import AUTOTUNE, SHARD
 from rhino.ir.plan.plan import Plan as PlanFacts
 from rhino.ir.units import format_bytes, format_seconds
 from rhino.jit_program import Getter, NewShapesError
-from rhino.keywords import budget_bytes, count, devices_of, path_of, remat_shares, replicas_text, stages_of, texts
+from rhino.keywords import (
+    budget_bytes,
+    count,
+    devices_of,
+    fixed_in_python,
+    path_of,
+    remat_shares,
+    replicas_text,
+    stages_of,
+    texts,
+)
 from rhino.new_arguments import differences
 from rhino.passes.pipeline.rematerialize import BY_STAGE
 from rhino.passes.planner.aot import smaller_budget
-from rhino.passes.planner.request import COMPARE, MEMORY, MOST_COMPILES
+from rhino.passes.planner.request import BY_SCOPES, COMPARE, MEMORY, MOST_COMPILES, refuse_beside_scopes
 from rhino.passes.precision.mixed_precision import check_amp
 from rhino.passes.sharding.planning_pass import AUTO
 from rhino.pins import Pins, pin_texts
@@ -300,8 +310,9 @@ def parallelize(
         devices: what to run on; left out, those of a JAX mesh, or JAX's first ones.
         on_new_shapes: what to do when arguments of other shapes are passed: "plan" for them too, or "error".
         stages: into how many stages of a pipeline the function is cut, each on devices of its own; `mesh` is then that
-            of one stage, or that of each, as "2x2;2;2". As "4+2+2", the devices of each stage. Left out, one, or as
-            many as `rhino.stage_boundary` says.
+            of one stage, or that of each, as "2x2;2;2". As "4+2+2", the devices of each stage. With "scopes" each
+            outermost `rhino.replicate` and `rhino.split` is a stage, on as many devices as it says. Left out, one, or
+            as many as `rhino.stage_boundary` says.
         replicas: on how many ranks the function runs as data parallelism, each with a share of the micro-batches by its
             speed; as "5;3", on ranks that take so many. `mesh` is then that of one rank.
         micro_batches: into how many parts the batch is taken, one after the other; with stages or replicas, left out,
@@ -422,6 +433,7 @@ def parallelize(
         remat=remat_shares(remat, num_stages),
         recomputes=remat == BY_STAGE,
         stages=num_stages,
+        by_scopes=stages == BY_SCOPES,
         replicas="" if replicas is None else replicas_text(replicas),
         schedule=schedule or "",
         search=search,
@@ -443,6 +455,10 @@ def parallelize(
         other = "schedule" if plan_options.schedule else "stages"
         what = f"replicas and {other} are given, and a replica is no pipeline"
         raise RhinoError("RHI-JAX-002", what, fix="leave one out")
+    if plan_options.by_scopes:
+        found = {"micro-batches": micro_batches, "mesh": text, "replicas": replicas}
+        with fixed_in_python():
+            refuse_beside_scopes({**found, "search": search if search != SHARD else None})
     if plan_options.schedule:
         find_schedule(plan_options.schedule)  # raises for another
     return Parallelized(

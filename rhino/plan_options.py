@@ -28,8 +28,9 @@ class PlanOptions:
     """The request of a user: a `PlanRequest` whose cluster may be open and whose pinned tensors are not known yet.
 
     An open cluster is empty. `meshes` are as a `PlanRequest` has them; where `shared` is not 0, nobody gave one, and it
-    is a stage's share of so many devices. `aot` is "compare" or "memory" where the target's compiler judges plans, of
-    which it compiles `compiles` at most.
+    is a stage's share of so many devices. With `by_scopes` stages and meshes follow from the function's scopes, and are
+    not known before it is traced; from then on `scope_replicas` says how often these are there. `aot` is "compare" or
+    "memory" where the target's compiler judges plans, of which it compiles `compiles` at most.
     """
 
     cluster: str = ""
@@ -51,6 +52,8 @@ class PlanOptions:
     remat: tuple[float, ...] = ()
     recomputes: bool = False
     stages: int | None = None
+    by_scopes: bool = False
+    scope_replicas: int = 0
     replicas: str = ""
     schedule: str = ""
     search: str = SHARD
@@ -113,6 +116,7 @@ class PlanOptions:
             "amp": self.amp,
             "own-shapes": "true",  # of JAX's arrays
             "offload": "true" if self.offload else "",
+            "scope-replicas": str(self.scope_replicas or ""),
         }
         return PlanRequest(
             cluster=self.cluster,

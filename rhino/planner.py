@@ -28,6 +28,7 @@ from rhino.passes.pipeline.micro_batch import BATCH
 from rhino.passes.pipeline.part_statistics import num_statistics_parts
 from rhino.passes.pipeline.parted_statistics import PartedStatistics
 from rhino.passes.pipeline.rematerialize import refuse_several
+from rhino.passes.pipeline.scope_stages import ranks_of_scopes
 from rhino.passes.planner.aot import LOCALIZED, SEARCHED, Comparer, Judged, first_form
 from rhino.passes.planner.aot_parallel import CompilerFor, Compiles, compilers_of
 from rhino.passes.planner.autotune import NOT_MADE, Made, choose_plan
@@ -39,6 +40,7 @@ from rhino.passes.planner.staged_fitting import Attempt, fit_in_stages
 from rhino.passes.planner.staged_plan import cut_step, make_staged_plan, prove_fit, source_of_staged
 from rhino.passes.planner.unstaged_plan import ANNOTATED, annotate, search
 from rhino.passes.precision.mixed_precision import MixedPrecision
+from rhino.passes.sharding.pin import requested_scopes
 from rhino.passes.sharding.planning_pass import OTHERS_NEED_LESS
 from rhino.passes.textual_pipelines import build_pass_manager
 from rhino.plan_options import PlanOptions
@@ -86,7 +88,7 @@ def plan_function(traced: Traced, options: PlanOptions) -> Planned:
         return replace(found, plan=replace(found.plan, request=options.asked()))
     except RhinoError as error:
         fix = in_keywords(error.fix)
-        if error.id in NOT_MADE and options.search == SHARD:
+        if error.id in NOT_MADE and options.search == SHARD and not options.by_scopes:
             fix = f"{fix}; or give search='autotune': {OTHERS_NEED_LESS}"
         raise replace(error, fix=fix) from None
 
@@ -132,6 +134,11 @@ def annotated_module(traced: Traced, plan: Plan, op_rules: str, cluster: str | N
 
 
 def _planned(traced: Traced, options: PlanOptions) -> Planned:
+    if options.by_scopes:
+        count = options.shared or load_cluster(options.cluster).num_devices
+        scopes = requested_scopes("", options.constraints)
+        ranks = ranks_of_scopes(_normalized(traced).operation, scopes, count, traced.name)
+        options = replace(options, stages=len(ranks.meshes), meshes=ranks.meshes, scope_replicas=ranks.replicas)
     if options.stages is None and not options.replicas and (count := _marked(traced)) > 1:
         options = replace(options, stages=count)
         if options.shared:
@@ -162,13 +169,16 @@ def _planned(traced: Traced, options: PlanOptions) -> Planned:
 
 def _marked(traced: Traced) -> int:
     """Returns how many stages the function's own boundaries make."""
-    if BOUNDARY.encode() not in traced.code:
-        return 1
+    return num_marked_stages(_normalized(traced)) if BOUNDARY.encode() in traced.code else 1
+
+
+def _normalized(traced: Traced) -> ir.Module:
+    """Returns the module of a function, with its boundaries, normalized."""
     context = make_context()
     module = read_traced(traced, context)
     with context, ir.Location.unknown():
         Normalize(boundaries=True).run(module.operation, Remarks(traced.name))
-    return num_marked_stages(module)
+    return module
 
 
 def _one_program(traced: Traced, request: PlanRequest, module: ir.Module, options: PlanOptions) -> Planned:

@@ -15,6 +15,7 @@ from rhino.call import CallShape, Key, Pieces, shapes_of
 from rhino.carried import carried
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.mlir.shardings import module_mesh
+from rhino.ir.request.scope_sharding import renumbered
 
 _OTHER_MESH: Final = "The context mesh"
 """How JAX's refusal of another mesh than that of the context begins (jax 0.10.2)."""
@@ -59,7 +60,8 @@ def trace(fn: Callable[..., Any], shape: CallShape, pieces: Pieces, key: Key, me
     pairs = carried(specs, traced.out_info, donated)
     given = [number for number, value in enumerate(specs) for _ in jax.tree.leaves(value)]
     kept = frozenset(leaf for leaf in pairs if given[leaf] not in donated)
-    text = str(module.operation.get_asm(enable_debug_info=True))
+    # Numbers of scopes go on from trace to trace; a program is to be the same each time.
+    text = renumbered(str(module.operation.get_asm(enable_debug_info=True)))
     return Traced(shape.name, text.encode(), key, avals, tuple(traced.jaxpr.out_avals), traced.out_tree, pairs, kept)
 
 

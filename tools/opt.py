@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, TextIO, cast
 
+from rhino.ir.cluster.cluster import load_cluster
 from rhino.ir.diagnostics import ExitCode, Place, RhinoError
 from rhino.ir.graph.collective_stats import CollectiveStats
 from rhino.ir.mlir.bindings import ir, make_context
@@ -25,16 +26,19 @@ from rhino.ir.mlir.manual import bytecode
 from rhino.ir.mlir.reader import read_module
 from rhino.ir.plan.files import save_plan
 from rhino.passes.base import Item, Remarks, read_options
+from rhino.passes.frontend.normalize import Normalize
+from rhino.passes.pipeline.scope_stages import ranks_of_scopes
 from rhino.passes.planner.choose_layouts import LayoutChoice, host_shares
 from rhino.passes.planner.unstaged_plan import search
 from rhino.passes.sharding.choose_shardings import ShardingChoice
 from rhino.passes.sharding.localize import Localize
+from rhino.passes.sharding.pin import requested_scopes
 from rhino.passes.sharding.planning_pass import DEFAULT_CLUSTER, OTHERS_NEED_LESS
 from rhino.passes.textual_pipelines import build_pass_manager
 from rhino.tools.ending import exit_code_of, leave
 from rhino.tools.expected import Diagnostic, compare, diagnostics_of, read_expectations
 from rhino.tools.files import check_writable, read_input, shown, write_output
-from rhino.tools.opt_options import given_options, list_text, parse_command_line, steps, with_added
+from rhino.tools.opt_options import given_options, list_text, parse_command_line, steps, with_added, with_scope_ranks
 from rhino.tools.opt_report import collectives_text, statistics_text, summary_text
 from rhino.tools.streams import binary_output, standard_streams
 
@@ -113,7 +117,7 @@ class _Command:
             raise RhinoError(
                 "RHI-CLI-001", "refusing to write bytecode to a terminal", fix="write it to a file with -o"
             )
-        items = () if options.searches else steps(options)
+        items = () if options.searches or options.by_scopes else steps(options)
         if options.output in _STDOUT:
             options.output = "-"  # the descriptor behind that name is kept for what libraries print
         for path in (options.output, options.plan_json or "-"):
@@ -204,6 +208,8 @@ class _Run:
     def output(self, data: bytes, result: _Outcome) -> bytes:
         module = read_module(data, self.file, self.context)
         planner = self.planner(module) if self.options.is_decided or self.options.searches else None
+        if self.options.by_scopes:
+            self.options = self.with_scope_ranks(module)
         # not while reading: the bytecode reader reports without Python's lock, and ends the process
         with self.listening(result):
             if self.options.searches and planner:
@@ -221,6 +227,15 @@ class _Run:
         if not self.options.emit_bytecode:
             return str(module.operation.get_asm(enable_debug_info=self.with_locations())).encode()
         return bytecode(module)
+
+    def with_scope_ranks(self, module: ir.Module) -> Namespace:
+        """Returns the command line with the stages that the module's scopes are."""
+        given, copy = self.given(self.options), ir.Module.parse(bytecode(module), self.context)
+        with self.context, ir.Location.unknown():
+            Normalize().run(copy.operation, Remarks(self.file))
+        scopes = requested_scopes(given.get("scope", ""), given.get("constraints", ""))
+        ranks = ranks_of_scopes(copy.operation, scopes, load_cluster(given["cluster"]).num_devices, self.file)
+        return with_scope_ranks(self.options, ranks)
 
     def planner(self, module: ir.Module) -> Planner:
         from rhino.tools.opt_plan import Planner  # noqa: PLC0415 - loads JAX, which most commands do not need

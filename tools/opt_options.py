@@ -18,7 +18,16 @@ from rhino.ir.units import parse_size
 from rhino.passes.base import Item, Pass, option_names, read_options
 from rhino.passes.layout.pad import refuse_pads
 from rhino.passes.pipeline.part_statistics import num_statistics_parts
-from rhino.passes.planner.request import COMPARE, MEMORY, MOST_COMPILES, parse_stages, refuse_two_meshes
+from rhino.passes.pipeline.scope_stages import ScopeRanks
+from rhino.passes.planner.request import (
+    BY_SCOPES,
+    COMPARE,
+    MEMORY,
+    MOST_COMPILES,
+    parse_stages,
+    refuse_beside_scopes,
+    refuse_two_meshes,
+)
 from rhino.passes.precision.mixed_precision import check_amp
 from rhino.passes.registry import PARALLEL, PASSES, PIPELINES, build_named
 from rhino.passes.sharding.planning_pass import AUTO, DEFAULT_CLUSTER
@@ -118,6 +127,11 @@ def parse_command_line(argv: Sequence[str]) -> argparse.Namespace:
     options, unknown = parser.parse_known_args([_in_full(word, names) for word in argv])
     if unknown:
         raise _unknown(unknown[0], names)
+    options.by_scopes = options.stages == BY_SCOPES
+    if options.by_scopes:
+        options.stages = None
+        given = {name: getattr(options, name) for name in ("mesh", "replicas", "chunks")}
+        refuse_beside_scopes({"micro-batches": options.num, **given})
     if options.stages is not None:
         refuse_two_meshes(options.stages, options.mesh or "")
         options.stages, meshes = parse_stages(options.stages)
@@ -181,7 +195,8 @@ def _check_parallel(options: argparse.Namespace) -> None:
     is_parallel = any(name == PARALLEL for name, _ in options.steps)
     _check_replicas(options, is_parallel=is_parallel)
     options.makes_plan = is_parallel and (options.plan is not None or options.timeline)
-    options.searches = is_parallel and (options.num is None or options.stages is None or options.mesh == AUTO)
+    is_open = options.stages is None and not options.by_scopes
+    options.searches = is_parallel and (options.num is None or is_open or options.mesh == AUTO)
     options.is_decided = is_parallel and not options.searches
     options.makes_file = options.plan is not None and {name for name, _ in options.steps} in _ONE_PROGRAM
     if options.plan == "":
@@ -218,7 +233,7 @@ def _check_parallel(options: argparse.Namespace) -> None:
         )
     options.ranks = None
     options.asked = argparse.Namespace(**vars(options))
-    if options.replicas is not None:
+    if options.replicas is not None or options.by_scopes:
         return
     if options.is_decided and options.stages == 1 and (options.makes_plan or options.aot):
         make_one_program(options)
@@ -253,6 +268,15 @@ def settle(options: argparse.Namespace) -> None:
         options.ranks = num_ranks_of(schedule, options.stages)
     else:
         options.ranks = max(1, options.stages // max(1, options.chunks))
+
+
+def with_scope_ranks(options: argparse.Namespace, ranks: ScopeRanks) -> argparse.Namespace:
+    """Returns a command line whose stages are scopes with the stages and meshes of these ranks."""
+    stages, mesh = len(ranks.meshes), option_of_meshes(ranks.meshes)
+    found = with_added(options, {"scope-replicas": str(ranks.replicas)})
+    found = argparse.Namespace(**{**vars(found), "stages": stages, "mesh": mesh, "by_scopes": False})
+    settle(found)
+    return found
 
 
 def with_added(options: argparse.Namespace, more: Mapping[str, str]) -> argparse.Namespace:
@@ -490,8 +514,8 @@ def _add_plan(group: argparse._ArgumentGroup) -> None:
     add(
         "--stages",
         metavar="D",
-        help="the number of stages, or the devices of each, as 4+2+2; what is not given of this, --micro-batches and "
-        "--mesh is searched for",
+        help="the number of stages, or the devices of each, as 4+2+2, or scopes, of which each outermost one is a "
+        "stage; what is not given of this, --micro-batches and --mesh is searched for",
     )
     add(
         "--replicas",
@@ -566,7 +590,8 @@ def _add_constraints(group: argparse._ArgumentGroup) -> None:
         "--scope",
         action="append",
         metavar="N=WAY",
-        help="how devices share the ops in scopes with names like N: replicate(4) or split(4); repeatable",
+        help="how devices share the ops in scopes with names like N: replicate(4) or split(4); if N is *, the ops in "
+        "no scope; repeatable",
     )
     add(
         "--pad",

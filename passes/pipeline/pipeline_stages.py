@@ -274,7 +274,7 @@ class PipelineStages(Pass):
                 what = "the stage boundaries in the model separate no ops"
                 fix = "put them on activations, between the batch and the loss"
                 raise RhinoError("RHI-STAGE-003", what, place, fix=fix)
-            what = f"boundaries in the model make {found.num_stages} stages, and {self.stages}were requested"
+            what = f"boundaries in the model make {found.num_stages} stages, and {self.stages} were requested"
             raise RhinoError("RHI-STAGE-003", what, place, fix=f"ask for {found.num_stages}, or take boundaries out")
         return {op: stage for op, stage in found.stages.items() if parts.body[op] and not parts.free[op]}
 

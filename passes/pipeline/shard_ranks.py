@@ -29,6 +29,7 @@ from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.reader import entry_function, walk
 from rhino.ir.mlir.shardings import FORBIDDEN, MESH_NAME, module_mesh, module_meshes
+from rhino.ir.plan.stages import VirtualStages
 from rhino.ir.program.accumulation import read_accumulation
 from rhino.ir.program.named_tensors import open_attribute
 from rhino.ir.program.op_stages import is_cut, num_stages_of
@@ -37,6 +38,7 @@ from rhino.passes.pipeline.mesh_views import as_on, clear, has_views, is_rewritt
 from rhino.passes.pipeline.partial_accumulation import keep_sums_apart
 from rhino.passes.pipeline.split_stages import crossing_values
 from rhino.passes.sharding.choose_shardings import ChooseShardings, ShardingChoice
+from rhino.passes.sharding.pin import PinShardings
 from rhino.passes.sharding.planning_pass import DEFAULT_CLUSTER, PlanningPass, common_target, write_mesh
 
 _Results = list[tuple[int, int]]
@@ -107,13 +109,18 @@ class ShardRanks(Pass):
         """Shards a copy of the step on a mesh of this name."""
         cluster = load_cluster(self.cluster)
         write_mesh(module, common_target(cluster, mesh, meshes, name))
-        run_pipeline([_for_mesh(one, cluster, mesh) for one in self.inner], module, remarks)
+        virtual = VirtualStages(len(meshes))
+        stages = [stage for stage, own in enumerate(meshes) if own == mesh]
+        both = ";".join(str(one) for stage in stages for one in (stage, virtual.opposite(stage)))
+        run_pipeline([_for_mesh(one, cluster, mesh, both) for one in self.inner], module, remarks)
 
 
-def _for_mesh(item: Item, cluster: Cluster, mesh: Mesh) -> Item:
-    """Returns a pass that plans, with a mesh to plan for."""
+def _for_mesh(item: Item, cluster: Cluster, mesh: Mesh, stages: str) -> Item:
+    """Returns a pass that plans, with a mesh to plan for, and the virtual stages that are on it."""
     if isinstance(item, ChooseShardings):
         return replace(item, mesh=str(mesh), ranks=max(1, cluster.num_devices // mesh.num_devices))
+    if isinstance(item, PinShardings):
+        return replace(item, mesh=str(mesh), scope_stages=stages)
     return replace(item, mesh=str(mesh)) if isinstance(item, PlanningPass) else item
 
 

@@ -48,6 +48,26 @@ def parse_stages(text: str) -> tuple[int, tuple[Mesh, ...]]:
     return len(sizes), tuple([mesh_of_shape((size,)) for size in sizes])
 
 
+BY_SCOPES: Final = "scopes"
+"""The number of stages that leaves them to the scopes of the model: each outermost one is a stage."""
+
+
+def refuse_beside_scopes(given: Mapping[str, object]) -> None:
+    """Refuses what contradicts stages that are the model's scopes; `given` are values by option, None if left out.
+
+    Raises:
+        RhinoError: RHI-CLI-001.
+    """
+    what = "stages are the scopes of the model"
+    if given["micro-batches"] is None:
+        fix = "say --micro-batches, as --micro-batches=8"
+        raise RhinoError("RHI-CLI-001", f"{what}, and micro-batches are not given", fix=fix)
+    for name, value in given.items():
+        if name != "micro-batches" and value not in (None, ""):
+            fix = "leave it out: stages follow from the scopes, or say how many with --stages=2"
+            raise RhinoError("RHI-CLI-001", f"{what}, and {name} is given too", fix=fix)
+
+
 def refuse_two_meshes(stages: str, mesh: str) -> None:
     """Raises RHI-CLI-001 where the devices of each stage are given, and a mesh too."""
     if "+" in stages and mesh:

@@ -44,6 +44,7 @@ from rhino.ir.request.constraints import (
     Constraint,
     Constraints,
     Pin,
+    Scope,
     parse_forbid,
     parse_pin,
     parse_role,
@@ -53,9 +54,15 @@ from rhino.ir.request.constraints import (
 from rhino.ir.request.patterns import RESULT, dotted, matches, nearest
 from rhino.passes.base import Remarks, opt
 from rhino.passes.sharding.planning_pass import PLANNING_ERRORS, PlanningPass, Target, write_mesh
-from rhino.passes.sharding.scope_constraints import write_scopes
+from rhino.passes.sharding.scope_constraints import FollowedScopes, write_scopes
 from rhino.passes.with_rules import with_rules
 from rhino.strategies.structure.axis_roles import Roles
+
+SCOPE_TEXTS: Final = (
+    "NAME=replicate(N) or NAME=split(N), several with ; between: how devices share the ops in a scope",
+    "a TOML file of the same, see docs/constraints.md",
+)
+"""What the options that ask for scopes say of themselves."""
 
 _PLACE: Final = "loc:"
 _MODULE: Final = "the module"
@@ -73,17 +80,19 @@ class PinShardings(PlanningPass):
     pin: str = opt("", "NAME=SHARDING, several with ; between: shardings that tensors must have")
     forbid: str = opt("", "NAME=AXIS or NAME=SHARDING, several with ; between: shardings that tensors must not have")
     axis_role: str = opt("", "AXIS=batch or AXIS=model, several with ; between: what is split along the axis")
-    scope: str = opt(
-        "", "NAME=replicate(N) or NAME=split(N), several with ; between: how devices share the ops in a scope"
+    scope: str = opt("", SCOPE_TEXTS[0])
+    constraints: str = opt("", SCOPE_TEXTS[1])
+    scope_replicas: int = opt(
+        0, "where each outermost scope is a pipeline stage, how many replicas of the pipeline its devices run"
     )
-    constraints: str = opt("", "a TOML file of the same, see docs/constraints.md")
+    scope_stages: str = opt("", "of these scopes, follow those alone whose virtual stages are given, as 0;4")
 
     def run(self, module: ir.Operation, remarks: Remarks) -> None:
         """Writes the constraints onto `module`."""
         requested = self.requested()
         if requested.constraints or requested.roles:
             self.write(module, requested, remarks)
-        write_scopes(module, requested.scopes, self.name, remarks)
+        write_scopes(module, requested.scopes, self.followed(), self.name, remarks)
 
     def write(self, module: ir.Operation, requested: Constraints, remarks: Remarks) -> None:
         """Writes the constraints on tensors and axes."""
@@ -99,12 +108,25 @@ class PinShardings(PlanningPass):
                 _write_ops(program, places, target, remarks)
                 _write_roles(module, program, requested.roles, remarks)
 
+    def followed(self) -> FollowedScopes | None:
+        """Returns how scopes are followed that are stages; None where they are none."""
+        stages = _each(self.scope_stages)
+        if not all(stage.isdecimal() for stage in stages):
+            what = f"scope-stages: got '{self.scope_stages}', expected virtual stages with ; between"
+            raise RhinoError("RHI-CLI-001", what, fix="write for example 0;4")
+        return FollowedScopes(self.scope_replicas, frozenset(map(int, stages))) if self.scope_replicas else None
+
     def requested(self) -> Constraints:
         """Returns the constraints of all options."""
         file = read_constraints(self.constraints) if self.constraints else Constraints()
         own: list[Constraint] = [*map(parse_pin, _each(self.pin)), *map(parse_forbid, _each(self.forbid))]
         roles = (*map(parse_role, _each(self.axis_role)), *file.roles)
         return Constraints((*own, *file.constraints), roles, (*map(parse_scope, _each(self.scope)), *file.scopes))
+
+
+def requested_scopes(scope: str, constraints: str) -> tuple[Scope, ...]:
+    """Returns the scopes that two options of this pass ask for."""
+    return PinShardings(scope=scope, constraints=constraints).requested().scopes
 
 
 def _each(text: str) -> list[str]:

@@ -24,8 +24,9 @@ from rhino.ir.mlir.shardings import PROVENANCE
 from rhino.ir.program.loop_conditions import condition_reads
 from rhino.ir.program.named_tensors import provenance_of
 from rhino.ir.program.numerics import SOURCES
+from rhino.ir.program.op_stages import stage_of, virtual_stage_of
 from rhino.ir.program.program import Program
-from rhino.ir.program.scope_paths import SCOPES, depth_in, names_scopes, scope_path
+from rhino.ir.program.scope_paths import SCOPES, ScopeAround, names_scopes, scope_path, scopes_around
 from rhino.ir.request.constraints import Scope
 from rhino.ir.request.patterns import nearest
 from rhino.ir.request.scope_sharding import (
@@ -33,13 +34,13 @@ from rhino.ir.request.scope_sharding import (
     SPLIT,
     ScopeSharding,
     parse_scope_sharding,
-    scope_sharding_of_name,
 )
 from rhino.passes.base import Remarks
 from rhino.strategies.choice.scope_axes import (
     Axes,
     is_product,
     mesh_for,
+    meshes_for,
     op_choices,
     possible_counts,
     stored_entries,
@@ -60,10 +61,27 @@ Chain = tuple[ScopeSharding, ...]
 """The shardings of the scopes that an op is in, outermost first."""
 
 
-def write_scopes(module: ir.Operation, scopes: Sequence[Scope], name: str, remarks: Remarks) -> None:
+@dataclass(frozen=True, slots=True)
+class FollowedScopes:
+    """How scopes are followed that are stages: around each is data parallelism over so many `replicas`.
+
+    Those of other (virtual) `stages` are on other meshes, and do not count; without any, all count.
+    """
+
+    replicas: int
+    stages: frozenset[int]
+
+    def hold(self, op: ir.Operation) -> bool:
+        """Says whether scopes of an op count."""
+        return not self.stages or _stage_around(op) in self.stages
+
+
+def write_scopes(
+    module: ir.Operation, scopes: Sequence[Scope], followed: FollowedScopes | None, name: str, remarks: Remarks
+) -> None:
     """Writes on every op the scopes that it is in.
 
-    These are `scopes`, and the scopes of `rhino.replicate` and `rhino.split` in its location.
+    These are `scopes`, and those of `rhino.replicate`, `rhino.split` and `rhino.default_strategy` in its location.
 
     Raises:
         RhinoError: RHI-PIN-002 where one of `scopes` finds no op.
@@ -72,22 +90,23 @@ def write_scopes(module: ir.Operation, scopes: Sequence[Scope], name: str, remar
         return
     count = dict.fromkeys([one.provenance for one in scopes], 0)
     paths: dict[tuple[str, ...], None] = {}
-    for op in _ops(entry_function(module, remarks.file).regions[0].blocks[0]):
+    for op in scoped_ops(entry_function(module, remarks.file).regions[0].blocks[0]):
         path = scope_path(op.location)
         paths[path] = None
-        found = _around(path, scopes)
+        found = scopes_around(path, scopes)
+        for one in found:
+            count[one.provenance] = count.get(one.provenance, 0) + 1
+        if followed is not None and found and not found[0].is_default:
+            found = (*_nested(followed.replicas), *found) if followed.hold(op) else ()
         if found:
-            op.attributes[SCOPES] = _texts(str(sharding) for sharding, _ in found)
-            op.attributes[PROVENANCE] = _texts(
-                dict.fromkeys([*provenance_of(op.attributes), *(words for _, words in found)])
-            )
-            for _, words in found:
-                count[words] = count.get(words, 0) + 1
-    for one in scopes:
-        if not count[one.provenance]:
-            raise _finds_nothing(one, paths, remarks.file)
-    for words, number in count.items():
-        remarks.add(name, Place(remarks.file), f"{words} matches {number} ops")
+            op.attributes[SCOPES] = _texts(str(one.sharding) for one in found)
+            words = dict.fromkeys([*provenance_of(op.attributes), *(one.provenance for one in found)])
+            op.attributes[PROVENANCE] = _texts(words)
+    for requested in scopes:
+        if not count[requested.provenance]:
+            raise _finds_nothing(requested, paths, remarks.file)
+    for matching, number in count.items():
+        remarks.add(name, Place(remarks.file), f"{matching} matches {number} ops")
 
 
 def scopes_text(module: ir.Operation) -> str:
@@ -98,7 +117,7 @@ def scopes_text(module: ir.Operation) -> str:
     if not names_scopes(module):
         return ""
     shardings = (
-        (number, tuple(sharding for _, sharding in _named_on(scope_path(op.location))))
+        (number, tuple(one.sharding for one in scopes_around(scope_path(op.location))))
         for number, op in enumerate(walk(module))
     )
     return "".join(f"{number} {_listed(found)}\n" for number, found in shardings if found)
@@ -107,11 +126,10 @@ def scopes_text(module: ir.Operation) -> str:
 def scope_meshes(module: ir.Operation, num_devices: int) -> tuple[Mesh, ...]:
     """Returns the meshes of so many devices that the scopes on the ops of `module` need.
 
-    A mesh has an axis for each number of devices in a chain of scopes.
+    Each has axes for all of them.
     """
     chains = dict.fromkeys(_chain(op) for op in walk(module) if SCOPES in op.attributes)
-    shapes = dict.fromkeys(shape for chain in chains if (shape := mesh_for(chain, num_devices)) is not None)
-    return tuple(mesh_of_shape(shape) for shape in shapes)
+    return tuple(mesh_of_shape(shape) for shape in meshes_for(list(chains), num_devices))
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,39 +228,31 @@ def cannot_run(program: Program, scoped: Scoped, mesh: Mesh, op: int) -> RhinoEr
     )
 
 
-def _ops(block: ir.Block) -> Iterator[ir.Operation]:
+def scoped_ops(block: ir.Block) -> Iterator[ir.Operation]:
     """Yields the ops of a block and of the loops in it that have a place of their own."""
     for view in block.operations:
         op = view.operation
         if op.name not in SOURCES and len(op.results):
             yield op
         if op.name == WHILE:
-            yield from _ops(op.regions[1].blocks[0])
+            yield from scoped_ops(op.regions[1].blocks[0])
 
 
-def _around(path: tuple[str, ...], scopes: Sequence[Scope]) -> list[tuple[ScopeSharding, str]]:
-    """Returns the scopes that lie on a path, outermost first, each with the words that it comes from."""
-    found = [(path.index(name), sharding, f"rhino.{sharding}") for name, sharding in _named_on(path)]
-    named = [sharding for _, sharding, _ in found]
-    requested = [
-        (depth - 1, one.sharding, one.provenance)
-        for one in scopes
-        if (depth := depth_in(one.pattern, path)) is not None
-    ]
-    found += [
-        one
-        for number, one in enumerate(requested)
-        if one[1] not in [*named, *(sharding for _, sharding, _ in requested[:number])]
-    ]
-    return [(sharding, words) for _, sharding, words in sorted(found, key=lambda one: one[0])]
+def _nested(replicas: int) -> tuple[ScopeAround, ...]:
+    """Returns the scope around all others that are stages; none of one replica."""
+    sharding = ScopeSharding(REPLICATE, replicas)
+    return (ScopeAround("", sharding, f"{replicas} replicas of the pipeline"),) if replicas > 1 else ()
 
 
-def _named_on(path: tuple[str, ...]) -> list[tuple[str, ScopeSharding]]:
-    """Returns the scopes that a path names, outermost first, by name.
-
-    A name counts once: JAX may repeat it where it computes something again.
-    """
-    return [(name, sharding) for name in dict.fromkeys(path) if (sharding := scope_sharding_of_name(name))]
+def _stage_around(op: ir.Operation) -> int | None:
+    """Returns the virtual stage of an op or of the loop that it is in; of one after the micro-batches, its stage."""
+    around: ir.Operation | None = op
+    while around is not None:
+        for found in (virtual_stage_of(around), stage_of(around)):
+            if found is not None:
+                return found
+        around = around.parent.operation if around.parent is not None else None
+    return None
 
 
 def _finds_nothing(one: Scope, paths: Iterable[tuple[str, ...]], file: str) -> RhinoError:

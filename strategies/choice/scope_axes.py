@@ -43,8 +43,23 @@ def mesh_for(shardings: Sequence[ScopeSharding], num_devices: int) -> tuple[int,
     """Returns a mesh of so many devices: an axis per scope around an op, one for the rest; None where there is none."""
     numbers = [sharding.num for sharding in shardings if sharding.num is not None and sharding.num > 1]
     rest, over = divmod(num_devices, prod(numbers))
-    shape = (*numbers, *([rest] if rest > 1 else []))
+    shape = (*numbers, *([rest] if rest > 1 else [])) or (1,)
     return shape if not over and take_axes(shape, shardings, [frozenset()] * len(shardings)) is not None else None
+
+
+def meshes_for(chains: Sequence[Sequence[ScopeSharding]], num_devices: int) -> list[tuple[int, ...]]:
+    """Returns meshes of so many devices with axes for each of several chains of scopes; none where there are none.
+
+    `chains` has the scopes around each op. Those that one of them asks for by itself come first; where these do not
+    suit the others, it is all meshes of as few axes as can be.
+    """
+
+    def suits(shape: tuple[int, ...]) -> bool:
+        return all(take_axes(shape, chain, [frozenset()] * len(chain)) is not None for chain in chains)
+
+    own = dict.fromkeys(shape for chain in chains if (shape := mesh_for(chain, num_devices)) is not None)
+    found = [shape for shape in own if suits(shape)]
+    return found or next((fit for shapes in _factored(num_devices) if (fit := list(filter(suits, shapes)))), [])
 
 
 def take_axes(
@@ -157,6 +172,14 @@ def _taken(
     for axes in reversed(every) if sharding.kind == SPLIT else every:
         for others in _taken(sizes, rest, used | frozenset(axes or ())):
             yield (axes, *others)
+
+
+def _factored(num_devices: int) -> Iterator[list[tuple[int, ...]]]:
+    """Yields the shapes of so many devices: those of one axis, those of two, and so on."""
+    shapes: list[tuple[int, ...]] = [(num_devices,)]
+    while shapes:
+        yield shapes
+        shapes = [(*rest, size, last // size) for *rest, last in shapes for size in range(2, last) if last % size == 0]
 
 
 def _subsets(axes: Sequence[int]) -> list[Axes]:

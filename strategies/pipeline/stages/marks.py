@@ -19,11 +19,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from rhino.ir.arrays import Bools, Ints
+from rhino.ir.arrays import Bools
 from rhino.ir.graph.graph import Graph
 from rhino.ir.plan.stages import VirtualStages
+from rhino.strategies.pipeline.stages.units import units_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,40 +45,23 @@ def marked_stages(graph: Graph, body: Bools, forward: Sequence[int], back: Seque
 class _Marks:
     def __init__(self, graph: Graph, body: Bools, forward: Sequence[int], back: Sequence[int]) -> None:
         self.forward, self.back = frozenset(forward), frozenset(back)
-        self.unit: Ints = np.arange(graph.num_ops)  # a loop of the model is one
-        for loop in graph.loops[::-1]:
-            if body[loop.op]:
-                self.unit[loop.op : loop.end + 1] = loop.op
-        inside = np.flatnonzero(body).tolist()
-        value_op = graph.value_op.tolist()
-        edges = {
-            (int(self.unit[made_by]), int(self.unit[op])): None
-            for op in inside
-            for value in graph.operands(op).tolist()
-            if (made_by := value_op[value]) >= 0 and body[made_by] and self.unit[made_by] != self.unit[op]
-        }
-        self.before: dict[int, list[int]] = {int(self.unit[op]): [] for op in inside}
-        self.behind: dict[int, list[int]] = {op: [] for op in self.before}
-        for source, target in edges:
-            self.before[target].append(source)
-            self.behind[source].append(target)
+        self.units = units_of(graph, body)
 
     def found(self) -> Marked:
-        ops = list(self.before)
-        level, back_level = self.levels(ops, self.before, self.forward), self.levels(ops[::-1], self.behind, self.back)
+        before, behind = self.units.before, self.units.behind
+        ops = list(before)
+        level, back_level = self.levels(ops, before, self.forward), self.levels(ops[::-1], behind, self.back)
         last = max((level[op] for op in self.forward & level.keys()), default=0)
         most: dict[int, int] = {}
         least: dict[int, int] = {}
         ahead: dict[int, int] = {}
         for op in ops:  # what follows from marks
-            most[op] = min(
-                (back_level[one] - 1 if one in self.back else most[one] for one in self.before[op]), default=last
-            )
-            reached = max((level[one] if one in self.forward else least[one] for one in self.before[op]), default=0)
+            most[op] = min((back_level[one] - 1 if one in self.back else most[one] for one in before[op]), default=last)
+            reached = max((level[one] if one in self.forward else least[one] for one in before[op]), default=0)
             least[op] = min(reached, most[op])
         for op in ops[::-1]:  # what leads to them
             ahead[op] = min(
-                (min(level[one] - 1, ahead[one]) if one in self.forward else ahead[one] for one in self.behind[op]),
+                (min(level[one] - 1, ahead[one]) if one in self.forward else ahead[one] for one in behind[op]),
                 default=last,
             )
         stages, virtual = {}, VirtualStages(last + 1)
@@ -91,7 +73,7 @@ class _Marks:
                 stages[op] = virtual.opposite(most[op])
             elif least[op] == ahead[op]:
                 stages[op] = least[op]
-        inner = [op for op in sorted(marks) if self.unit[op] != op]
+        inner = [op for op in sorted(marks) if self.units.of[op] != op]
         again = [op for op in sorted(self.forward & most.keys()) if most[op] < last]
         return Marked(last + 1, stages, tuple(inner + again))
 

@@ -92,7 +92,8 @@ class StageRows:
             self.costs, self.unit, self.base = {self.most_work: self._all_work()}, self._all_work(), 0.0
 
     def _all_work(self) -> float:
-        return max(self.problem.most_work(0), 1e-300)
+        """Returns the work of the device that would take longest for all of it."""
+        return max([1e-300, *(float(self.problem.most_work(device)) for device in range(self.problem.num_stages))])
 
     def variable(self) -> int:
         """Returns a new variable."""

@@ -3,7 +3,7 @@
 // What is before a boundary is in the stage before it, what is behind it behind, however the work is divided; the boundary itself is gone.
 // The gradient of the weight is where its layer is, for it follows from the boundary in the backward pass.
 
-// OTHER: error: [RHI-STAGE-003] boundaries in the model make 2 stages, and 3were requested
+// OTHER: error: [RHI-STAGE-003] boundaries in the model make 2 stages, and 3 were requested
 
 // CHECK-LABEL: func.func @main(
 // CHECK-NEXT: %[[FIRST:.*]] = stablehlo.dot_general %{{.*}} {rhino.virtual_stage = 0 : i64}

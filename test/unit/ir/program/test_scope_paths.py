@@ -5,7 +5,7 @@ Whale's examples are planned in the IR and run on eight devices.
 
 import contextlib
 import re
-from itertools import combinations, pairwise, product
+from itertools import combinations, pairwise, permutations, product
 from math import prod
 
 import jax
@@ -18,16 +18,18 @@ from snippets import function, parse, tensor
 import rhino
 from rhino.ir.cluster.mesh import parse_mesh
 from rhino.ir.diagnostics import RhinoError
+from rhino.ir.graph.collective_stats import KINDS
 from rhino.ir.mlir.bindings import make_context
 from rhino.ir.mlir.reader import entry_function, read_module, walk
 from rhino.ir.mlir.shardings import SHARDING
 from rhino.ir.program.loop_conditions import condition_reads
 from rhino.ir.program.program import read_program
-from rhino.ir.program.scope_paths import depth_in, scope_path
+from rhino.ir.program.scope_paths import SCOPES as SCOPES_ATTRIBUTE
+from rhino.ir.program.scope_paths import depth_in, scope_path, scopes_around
 from rhino.ir.request.scope_sharding import ScopeSharding, parse_scope_sharding, scope_sharding_of_name
 from rhino.passes.base import Remarks
 from rhino.passes.textual_pipelines import build_pass_manager
-from rhino.strategies.choice.scope_axes import possible_counts, take_axes
+from rhino.strategies.choice.scope_axes import meshes_for, possible_counts, take_axes
 from rhino.strategies.microbatch.batch_dims import batch_roles
 from rhino.strategies.structure.axis_roles import Roles
 
@@ -174,21 +176,20 @@ def hybrid(params, batch):
 
 
 def experts(params, batch):
-    """Whale's example 5: attention and the router are data parallel, the experts are split."""
+    """Whale's example 5: data parallel, but for the experts, which are split."""
 
+    @rhino.default_strategy(rhino.replicate())
     def loss(params, batch):
         x = batch["x"]
-        with rhino.replicate(8):
-            q, k, v = (x @ params[name] for name in ("q", "k", "v"))
-            x = x + jax.nn.softmax(q @ k.swapaxes(1, 2)) @ v
-            gates = jax.nn.softmax(x @ params["router"])
-            slots = jax.nn.one_hot(gates.argmax(-1), 8) * gates.max(-1, keepdims=True)
-            sent = jnp.einsum("bse,bsd->ebsd", slots, x)
+        q, k, v = (x @ params[name] for name in ("q", "k", "v"))
+        x = x + jax.nn.softmax(q @ k.swapaxes(1, 2)) @ v
+        gates = jax.nn.softmax(x @ params["router"])
+        slots = jax.nn.one_hot(gates.argmax(-1), 8) * gates.max(-1, keepdims=True)
+        sent = jnp.einsum("bse,bsd->ebsd", slots, x)
         with rhino.split(8):
             h = jax.nn.relu(jnp.einsum("ebsd,edf->ebsf", sent, params["up"]))
             y = jnp.einsum("ebsf,efd->ebsd", h, params["down"])
-        with rhino.replicate(8):
-            y = jnp.einsum("bse,ebsd->bsd", slots, y)
+        y = jnp.einsum("bse,ebsd->bsd", slots, y)
         return ((x + y - batch["y"]) ** 2).mean()
 
     return descend(loss, params, batch)
@@ -281,7 +282,8 @@ def products_in(module, scope):
     ops = [
         op
         for op in walk(entry_function(module).operation)
-        if op.name == "stablehlo.dot_general" and scope in scope_path(op.location)
+        if op.name == "stablehlo.dot_general"
+        and scope in [str(one.sharding) for one in scopes_around(scope_path(op.location))]
     ]
     return [(tuple(op.results[0].type.shape), *lying(op.attributes[SHARDING])) for op in ops]
 
@@ -296,10 +298,10 @@ def test_models_with_scopes_give_the_answer_of_one_device(name):
 
 
 SCOPES = {
-    "1": {"rhino.replicate": "x"},
-    "3": {"rhino.replicate[8]": "x", "rhino.split[8]": "x"},
-    "5": {"rhino.replicate[8]": "x", "rhino.split[8]": "x"},
-    "transformed": {"rhino.replicate[2]": "x", "rhino.split[4]": "y"},
+    "1": {"replicate": "x"},
+    "3": {"replicate(8)": "x", "split(8)": "x"},
+    "5": {"replicate": "x", "split(8)": "x"},
+    "transformed": {"replicate(2)": "x", "split(4)": "y"},
 }
 """The axis of each scope of a model."""
 
@@ -344,7 +346,7 @@ def check_products(module, scope, axis, batch):
 def test_scopes_hold_in_micro_batches():
     step, params, batch, _ = MODELS["1"]
     module = passed(text_of(step, params, batch), "rhino-micro-batch{num=2},auto-shard{cluster=v100x8 mesh=4}")
-    check_products(module, "rhino.replicate", "x", BATCH // 2)
+    check_products(module, "replicate", "x", BATCH // 2)
 
 
 def test_whole_parameters_are_whole_along_the_axes_of_their_scope_alone():
@@ -353,12 +355,74 @@ def test_whole_parameters_are_whole_along_the_axes_of_their_scope_alone():
     assert not any("x" in axes for name in ("up", "down", "mix") for axes in found[name])
 
 
+def test_ops_in_no_scope_are_as_one_that_an_option_names():
+    """Of several defaults around an op the innermost counts, and none where a scope is around it."""
+
+    def step(w, x):
+        with rhino.default_strategy(rhino.split()), rhino.default_strategy(rhino.replicate()):
+            h = jax.nn.relu(x @ w)
+            with rhino.split(8):
+                h = h @ w
+        return h @ w
+
+    args = normal(1, 16, 16), normal(2, BATCH, 16)
+    module = passed(text_of(step, *args, donated=()), 'rhino-normalize,rhino-pin{scope="*=replicate(4)"}')
+    ops = [op for op in walk(entry_function(module).operation) if op.name == "stablehlo.dot_general"]
+    assert [str(op.attributes[SCOPES_ATTRIBUTE]) for op in ops] == ['["replicate"]', '["split(8)"]', '["replicate(4)"]']
+    for given in (rhino.split, rhino.default_strategy(rhino.split()), "split"):
+        with pytest.raises(RhinoError, match=r"RHI-JAX-002.*takes a scope, not"):
+            rhino.default_strategy(given)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "between", "after"),
+    [
+        (rhino.replicate(8), rhino.replicate(8), [], []),
+        (rhino.replicate(8), rhino.split(8), ["all_gather"], []),
+        (rhino.split(8), rhino.replicate(8), ["all_to_all"], []),
+        (rhino.split(8), rhino.split(8), [], ["reduce_scatter"]),
+    ],
+)
+def test_between_scopes_whose_layouts_agree_nothing_is_sent(first, second, between, after):
+    """What is split by columns is contracted by rows, and a gather with the split after it is one exchange."""
+
+    def forward(params, batch):
+        with first:
+            h = jax.nn.relu(batch["x"] @ params["w1"])
+        with second:
+            return jax.nn.relu(h @ params["w2"])
+
+    text = text_of(forward, weights(64, 256, 64), {"x": normal(1, 64, 64)}, donated=())
+    module = passed(text, "auto-shard{cluster=v100x8 mesh=8},localize")
+    names = [op.name.removeprefix("stablehlo.") for op in walk(module.operation)]
+    product = "dot_general"
+    assert [name for name in names if name in (*KINDS, product)] == [product, *between, product, *after]
+
+
+@pytest.mark.parametrize(
+    ("chains", "count", "shapes"),
+    [
+        (["replicate(4)", "split(8)"], 8, [(4, 2)]),
+        (["replicate(2)", "split(4)", "split(8)"], 8, [(2, 4), (4, 2)]),
+        (["replicate(4)", "split(6)"], 12, [(2, 2, 3), (2, 3, 2), (3, 2, 2)]),
+        (["replicate(2)", "split"], 8, [(2, 4)]),
+        (["replicate", "split"], 1, [(1,)]),
+        (["replicate(3)"], 8, []),
+        (["replicate(2)", "split(3)", "split(5)"], 30, sorted(permutations((2, 3, 5)))),
+    ],
+)
+def test_a_mesh_has_axes_for_all_scopes(chains, count, shapes):
+    chains = [[parse_scope_sharding(text)] for text in chains]
+    assert meshes_for(chains, count) == shapes
+    assert all(take_axes(shape, chain, [frozenset()]) is not None for shape in shapes for chain in chains)
+
+
 def test_scopes_change_nothing_for_jit():
     step, params, batch, _ = MODELS["5"]
     with_scopes = jax.jit(step).lower(params, batch).as_text()
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("replicate", "split"):
-            patch.setattr(rhino, name, lambda *_: contextlib.nullcontext())
+        patch.setattr(rhino, "split", lambda *_: contextlib.nullcontext())
+        patch.setattr(rhino, "default_strategy", lambda _: lambda fn: fn)
         assert (
             jax.jit(lambda *args: step(*args)).lower(params, batch).as_text().split("\n", 1)[1]
             == with_scopes.split("\n", 1)[1]
@@ -395,8 +459,8 @@ func.func @main(%w: tensor<64x64xf32> {tf.aliasing_output = 0 : i32} loc("w"), %
 
 def test_scopes_in_each_other_multiply_and_the_mesh_that_they_want_is_told():
     def step(x, w):
-        with rhino.replicate(2), rhino.split(2), rhino.split(2):
-            return jax.checkpoint(lambda x, w: jax.numpy.tanh(x @ w))(x, w).sum()
+        with rhino.replicate(2), rhino.split(2):
+            return jax.checkpoint(rhino.split(2)(lambda x, w: jax.numpy.tanh(x @ w)))(x, w).sum()
 
     arguments = [jax.ShapeDtypeStruct((8, 8), "float32")] * 2
     with pytest.raises(RhinoError, match=r"(?s)RHI-PIN-002.*mesh x=8 .*with such axes, as 2x2x2"):

@@ -1,0 +1,179 @@
+"""Scopes on unequal and on disjoint devices, and defaults: what each asks holds, and steps are those of one device."""
+
+import contextlib
+import io
+import random
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rhino
+from rhino.ir.diagnostics import RhinoError
+from rhino.tools import opt
+from rhino.tools import run as run_tool
+
+NUM_STEPS = 3
+BATCH = 24
+Scope = Callable[[], Any]
+Made = tuple[Callable[..., Any], dict[str, jax.Array]]
+
+
+def normal(number: int, *shape: int) -> jax.Array:
+    return jax.random.normal(jax.random.fold_in(jax.random.key(7), number), shape) / (shape[0] ** 0.5)
+
+
+def tied(scopes: list[Scope]) -> Made:
+    """Dropout, a residual, a part that is recomputed, and a weight that the first and last of three scopes share."""
+    params = {"ends": normal(1, 16, 48), "own": normal(2, 48, 48), "up": normal(3, 48, 24), "down": normal(4, 24, 48)}
+
+    def step(params: dict[str, jax.Array], x: jax.Array, number: jax.Array) -> tuple[dict[str, jax.Array], jax.Array]:
+        key = jax.random.fold_in(jax.random.key(1), number)
+
+        def loss(params: dict[str, jax.Array]) -> jax.Array:
+            with scopes[0]():
+                h = jax.nn.relu(x @ params["ends"])
+                h = kept = h * jax.random.bernoulli(key, 0.9, h.shape)
+            with scopes[1]():
+                h = jax.checkpoint(lambda h, up, down: jnp.tanh(h @ up) @ down)(h, params["up"], params["down"])
+            h = h + kept
+            with scopes[2]():
+                h = jnp.tanh(h @ params["own"]) @ params["ends"].T
+            return ((h - x) ** 2).mean()
+
+        value, grads = jax.value_and_grad(loss)(params)
+        return jax.tree.map(lambda a, g: a - 0.1 * g, params, grads), value
+
+    return step, params
+
+
+def check(made: Made, **options: Any) -> rhino.Plan:
+    """Trains for three steps as planned and on one device, compares, and returns the plan."""
+    step, params = made
+    fast = rhino.parallelize(step, donate_argnums=0, **options)
+    x, ours = normal(9, BATCH, 16), jax.tree.map(jnp.copy, params)
+    for number in map(jnp.int32, range(NUM_STEPS)):
+        ours, got = fast(ours, x, number)
+        params, expected = jax.jit(step)(params, x, number)
+        assert float(got) == pytest.approx(float(expected), rel=1e-5)
+    for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(params), strict=True):
+        np.testing.assert_allclose(np.asarray(one), other, rtol=1e-4, atol=1e-5)
+    plan: rhino.Plan = fast.plan(ours, x, number)
+    return plan
+
+
+def drawn(seed: int) -> tuple[list[Scope], list[int], int]:
+    """Three scopes of drawn kinds, on drawn numbers of at most eight devices in all, and that sum or a multiple."""
+    draw = random.Random(seed)
+    sizes = [draw.choice([1, 2, 3, 4]) for _ in range(3)]
+    while sum(sizes) > 8 or not all(BATCH // 2 % size == 0 for size in sizes):
+        sizes = [draw.choice([1, 2, 3, 4]) for _ in range(3)]
+    kinds = [draw.choice([rhino.replicate, rhino.split]) for _ in range(3)]
+    count = draw.choice([many for many in range(2, 9) if many % sum(sizes) == 0])
+    return [partial(kind, size) for kind, size in zip(kinds, sizes, strict=True)], sizes, count
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 16))])
+def test_scopes_are_stages_on_devices_of_their_own(seed: int):
+    scopes, sizes, count = drawn(seed)
+    plan = check(tied(scopes), devices=jax.devices()[:count], stages="scopes", micro_batches=2)
+    assert [mesh.size for mesh in plan.meshes] == [size * (count // sum(sizes)) for size in sizes]
+    specs = plan.partition_specs()
+    for name, scope in (("own", scopes[2]), ("up", scopes[1]), ("down", scopes[1])):
+        assert plan.rank_of(f"params.{name}") == {f"params['{name}']": scopes.index(scope)}
+        if scope.func is rhino.replicate:
+            assert not any(specs[f"params['{name}']"])
+
+
+def test_stages_share_what_scopes_without_a_number_leave():
+    plan = check(tied([rhino.split, partial(rhino.replicate, 2), rhino.replicate]), stages="scopes", micro_batches=2)
+    assert [mesh.size for mesh in plan.meshes] == [3, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "mesh"),
+    [((4, 8, 4), (4, 2)), ((2, 4, 8), (2, 4)), ((2, 1, 6), None)],
+)
+def test_scopes_share_one_mesh_on_unequal_numbers_of_devices(numbers: tuple[int, ...], mesh: tuple[int, ...] | None):
+    """A mesh that is left open is one with axes for all of them."""
+    kinds = (rhino.replicate, rhino.split, rhino.replicate)
+    scopes = [partial(kind, number) for kind, number in zip(kinds, numbers, strict=True)]
+    if mesh is None:
+        with pytest.raises(RhinoError, match="RHI-PIN-002"):
+            check(tied(scopes), cluster="cpu8", mesh="auto")
+        return
+    plan = check(tied(scopes), cluster="cpu8", mesh="auto")
+    assert plan.axes == tuple(zip("xy", mesh, strict=True))
+
+
+def optimize(path: Path, *options: str) -> tuple[int, str]:
+    """Exit code and stderr of the planning command for `step.mlir`."""
+    stderr = io.StringIO()
+    words = ["--auto-parallel", "--stages=scopes", *options, str(path / "step.mlir")]
+    return opt.run(words, io.BytesIO(), io.BytesIO(), stderr), stderr.getvalue()
+
+
+def exported(path: Path, scopes: list[Scope]) -> None:
+    step, params = tied(scopes)
+    shapes = jax.eval_shape(lambda: (params, normal(9, BATCH, 16), jnp.int32(0)))
+    lowered = jax.jit(step, donate_argnums=0).trace(*shapes).lower()
+    (path / "step.mlir").write_text(lowered.as_text(debug_info=True), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("scopes", "options", "error"),
+    [
+        (
+            [1, 1, 1],
+            (),
+            r"RHI-STAGE-001\] 8 devices cannot be shared by the scopes split\(1\), split\(1\), split\(1\), .* 3 in all",
+        ),
+        (
+            [None, 4, 5],
+            (),
+            r"RHI-STAGE-001\] 8 devices .* split, split\(4\), split\(5\), .* 9 in all, and 1 share the others",
+        ),
+        ([2, 2, 4], ("--mesh=2",), r"RHI-CLI-001\] stages are the scopes of the model, and mesh is given too"),
+        ([2, 2, 4], ("--replicas=2",), r"RHI-CLI-001\] .* and replicas is given too"),
+        ([2, 2, 4], ("--schedule=interleaved",), r"RHI-SCHED-001\] schedule 'interleaved' has 2 stages"),
+    ],
+)
+def test_scopes_that_cannot_be_stages_are_refused(
+    tmp_path: Path, scopes: list[int | None], options: tuple[str, ...], error: str
+):
+    exported(tmp_path, [partial(rhino.split, number) for number in scopes])
+    code, err = optimize(tmp_path, "--micro-batches=2", *options)
+    assert code in (1, 2)
+    assert re.search(error, err), err
+
+
+def test_stages_of_scopes_want_micro_batches(tmp_path: Path):
+    exported(tmp_path, [contextlib.nullcontext] * 3)
+    code, err = optimize(tmp_path)
+    assert (code, "RHI-CLI-001] stages are the scopes of the model, and micro-batches are not given" in err) == (
+        2,
+        True,
+    )
+    code, err = optimize(tmp_path, "--micro-batches=2")
+    assert (code, "RHI-STAGE-001] stages are to be scopes, and the step has none" in err) == (1, True)
+    with pytest.raises(RhinoError, match=r"(?s)RHI-CLI-001.*micro_batches='8'"):
+        rhino.parallelize(lambda x: x, stages="scopes")
+
+
+@pytest.mark.long
+def test_a_plan_of_scopes_gives_the_answer_in_one_process_and_in_three(tmp_path: Path):
+    exported(tmp_path, [partial(rhino.replicate, 4), partial(rhino.split, 2), partial(rhino.split, 2)])
+    code, err = optimize(tmp_path, "--micro-batches=2", "--cluster=cpu8", f"--plan={tmp_path / 'plan'}")
+    assert code == 0, err
+    assert err.startswith("3 stages on 3 ranks of meshes x=4; x=2; x=2, 2 micro-batches, 1f1b"), err
+    for more in ((), ("--processes=3",)):
+        out, said = io.StringIO(), io.StringIO()
+        words = [str(tmp_path / "plan"), f"--compare={tmp_path / 'step.mlir'}", f"--steps={NUM_STEPS}", *more]
+        assert run_tool.run(words, io.BytesIO(), out, said) == 0, said.getvalue()
+        assert "the results agree with the one-device program" in out.getvalue()
