@@ -287,6 +287,14 @@ def test_pins_that_contradict_an_edge_leave_no_choice():
     assert isinstance(solve_stages(problem, 0.5), Infeasible)
 
 
+def test_a_pin_may_put_more_on_a_device_than_another_would_take_for_all():
+    ratio = np.array([[0.25, 0.25], [8.0, 8.0]])
+    problem = problem_of(2, [1.0, 1.0], [(None, [0, 1], 1.0)], pinned=[1, 0], group=(0, 1), time_ratio=ratio)
+    found = solve_stages(problem, 0.2)
+    assert isinstance(found, StageAnswer)
+    assert (found.stage.tolist(), found.work_s) == ([1, 0], 8.0)
+
+
 def test_one_stage_moves_nothing():
     found = solve_stages(problem_of(1, [1.0, 2.0], [(0, [1], 1.0)]), 0.0)
     assert (found.cost, found.work_s, found.stage.tolist()) == (0.0, 3.0, [0, 0])
