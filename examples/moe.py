@@ -9,6 +9,7 @@ Source: GShard (Lepikhin et al., 2020), section 2.2 and algorithm 1. Left out: a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -136,26 +137,37 @@ def route(places: int, gates: jax.Array) -> tuple[jax.Array, jax.Array]:
     return combine(first, before_first) + combine(second, before_second), balance
 
 
-def experts(cfg: MoEConfig, p: Params, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+def feed(p: Params, inputs: jax.Array) -> jax.Array:
+    """Returns what each expert makes of its tokens; `inputs` and the result are [experts, batch, places, hidden]."""
+    hidden = jax.nn.relu(jnp.einsum("ebpd,edf->ebpf", inputs, p["up"]))
+    return jnp.einsum("ebpf,efd->ebpd", hidden, p["down"])
+
+
+Feed = Callable[[Params, jax.Array], jax.Array]
+
+
+def experts(cfg: MoEConfig, p: Params, x: jax.Array, feed: Feed = feed) -> tuple[jax.Array, jax.Array]:
     """Returns each token of `x` [batch, seq, hidden] through its two experts, and the auxiliary loss."""
     combine, balance = route(cfg.places, jax.nn.softmax(x @ p["gate"], axis=-1))
     inputs = jnp.einsum("bsep,bsd->ebpd", (combine > 0).astype(x.dtype), x)
-    hidden = jax.nn.relu(jnp.einsum("ebpd,edf->ebpf", inputs, p["experts"]["up"]))
-    outputs = jnp.einsum("ebpf,efd->ebpd", hidden, p["experts"]["down"])
-    return jnp.einsum("bsep,ebpd->bsd", combine, outputs), balance
+    return jnp.einsum("bsep,ebpd->bsd", combine, feed(p["experts"], inputs)), balance
 
 
-def layer(cfg: MoEConfig, carry: tuple[jax.Array, jax.Array], p: Params, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+def layer(
+    cfg: MoEConfig, feed: Feed, carry: tuple[jax.Array, jax.Array], p: Params, key: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """One layer over `x` [batch, seq, hidden] and the sum of the auxiliary losses so far."""
     x, balance = carry
     key1, key2 = jax.random.split(key)
     x = x + dropout(cfg.dropout, key1, attention(cfg.block, p, layer_norm(p["ln1"], x)))
     normed = layer_norm(p["ln2"], x)
-    out, extra = experts(cfg, p, normed) if "experts" in p else (feed_forward(p, normed), 0.0)
+    out, extra = experts(cfg, p, normed, feed) if "experts" in p else (feed_forward(p, normed), 0.0)
     return x + dropout(cfg.dropout, key2, out), balance + extra
 
 
-def loss(cfg: MoEConfig, params: Params, batch: dict[str, jax.Array] | jax.Array, key: jax.Array) -> jax.Array:
+def loss(
+    cfg: MoEConfig, params: Params, batch: dict[str, jax.Array] | jax.Array, key: jax.Array, feed: Feed = feed
+) -> jax.Array:
     """Mean next-token cross entropy of a batch as `sample` gives it, plus the experts' weighted auxiliary loss."""
     tokens = batch["tokens"] if isinstance(batch, dict) else batch
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
@@ -163,7 +175,7 @@ def loss(cfg: MoEConfig, params: Params, batch: dict[str, jax.Array] | jax.Array
     if isinstance(batch, dict):
         x = jnp.concatenate([batch["patches"] @ params["patches"], x], axis=1)
     start = x + params["positions"], jnp.zeros(())
-    x, balance = run_layers(partial(layer, cfg), start, params["layers"], cfg.layers, key)
+    x, balance = run_layers(partial(layer, cfg, feed), start, params["layers"], cfg.layers, key)
     x = layer_norm(params["final"], x[:, cfg.patches :])
     return cross_entropy(x @ params["embed"].T, targets).mean() + cfg.balance * balance
 

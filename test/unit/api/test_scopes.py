@@ -4,21 +4,27 @@ import contextlib
 import io
 import random
 import re
+import textwrap
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import bert
 import jax
 import jax.numpy as jnp
+import moe
 import numpy as np
 import pytest
+import scoped
+from training import Model, init_state, make_step
 
 import rhino
 from rhino.ir.diagnostics import RhinoError
 from rhino.tools import opt
 from rhino.tools import run as run_tool
 
+ROOT = Path(__file__).parents[3]
 NUM_STEPS = 3
 BATCH = 24
 Scope = Callable[[], Any]
@@ -110,6 +116,49 @@ def test_scopes_share_one_mesh_on_unequal_numbers_of_devices(numbers: tuple[int,
         return
     plan = check(tied(scopes), cluster="cpu8", mesh="auto")
     assert plan.axes == tuple(zip("xy", mesh, strict=True))
+
+
+BERT = bert.BERTConfig(layers=1, hidden=16, heads=2, ffn=32, vocab=32, seq=4, batch=8, dropout=0.1)
+M6 = moe.MoEConfig(
+    layers=1, hidden=16, heads=2, ffn=32, experts=8, vocab=32, seq=6, batch=8, every=1, patches=2, pixels=8, dropout=0.1
+)
+
+
+@pytest.mark.parametrize(
+    ("model", "split", "options"),
+    [
+        pytest.param(scoped.classifier(BERT, 64, body=4, head=8), "classes", {"mesh": "auto"}, marks=pytest.mark.long),
+        (scoped.m6(M6, body=4, experts=8), "experts", {"mesh": "auto"}),
+        pytest.param(scoped.m6(M6), "experts", {}, marks=pytest.mark.long),
+        pytest.param(
+            scoped.classifier(BERT, 64, 4, 4),
+            "classes",
+            {"stages": "scopes", "micro_batches": 2},
+            marks=pytest.mark.long,
+        ),
+    ],
+)
+def test_what_is_wide_is_split_and_the_rest_data_parallel(model: Model, split: str, options: dict[str, Any]):
+    step, batch = make_step(model), model.sample(jax.random.key(1))
+    fast = rhino.parallelize(step, cluster="cpu8", donate_argnums=0, **options)
+    ours, state = init_state(model, jax.random.key(0)), init_state(model, jax.random.key(0))
+    for _ in range(NUM_STEPS):
+        ours, got = fast(ours, batch)
+        state, expected = jax.jit(step)(state, batch)
+        assert float(got) == pytest.approx(float(expected), rel=1e-5)
+    specs = fast.plan(ours, batch).partition_specs("state.params*")
+    assert len(specs) > 8
+    for path, spec in specs.items():
+        assert ("x" in str(spec)) == (split in path), path
+
+
+def test_the_listings_are_of_examples():
+    """The page shows lines of models that are run here."""
+    page = (ROOT / "docs" / "parallelize.md").read_text(encoding="utf-8").partition("## Scopes\n")[2]
+    blocks = re.findall(r"(?:^    .*\n)+", page.partition("## The plan\n")[0], re.MULTILINE)
+    source = (ROOT / "examples" / "scoped.py").read_text(encoding="utf-8")
+    for depth in (4, 8):  # a function, and the body of one
+        assert len([block for block in blocks if textwrap.indent(textwrap.dedent(block), " " * depth) in source]) == 1
 
 
 def optimize(path: Path, *options: str) -> tuple[int, str]:
