@@ -8,6 +8,7 @@ from typing import Final
 import every_plan
 import offload
 import papers
+import patterns
 import precision
 import stages
 import tighten
@@ -27,6 +28,7 @@ QUESTIONS: Final = {
     "offload": offload.QUESTION,
     "unlike": unlike.QUESTION,
     "uneven": uneven.QUESTION,
+    "patterns": patterns.QUESTION,
     "stage-times": stages.DEEP_QUESTION,
 }
 
