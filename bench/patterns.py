@@ -70,15 +70,15 @@ def records(options: Options) -> Iterator[Patterns]:
     for cluster in options.clusters:
         count = load_cluster(cluster).num_devices
         params, batch = jax.eval_shape(partial(arguments, options.classes, options.batch * count))
-        found = [
-            rhino.parallelize(step, cluster=cluster, mesh=str(count), donate_argnums=0, **more).plan(params, batch)
-            for more in (
-                {},
-                {"pins": ["params.classes=[{}, {x}]"]},
-                {"forbid": ["loc:jvp(rhino.split*)/logits/dot_general=[{}, {x}]"]},
+        asked = (), ("params.classes=[{}, {x}]",), ()
+        barred = (), (), ("loc:jvp(rhino.split*)/logits/dot_general=[{}, {x}]",)
+        plans = [
+            rhino.parallelize(step, cluster=cluster, mesh=str(count), donate_argnums=0, pins=pins, forbid=forbid).plan(
+                params, batch
             )
+            for pins, forbid in zip(asked, barred, strict=True)
         ]
-        yield Patterns(cluster, *(plan.facts.predicted.step_s for plan in found))
+        yield Patterns(cluster, *(plan.facts.predicted.step_s for plan in plans))
 
 
 def _faults(found: Sequence[Patterns]) -> Iterator[str]:

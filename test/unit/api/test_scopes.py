@@ -7,6 +7,7 @@ import re
 import textwrap
 from collections.abc import Callable
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,15 @@ from training import Model, init_state, make_step
 
 import rhino
 from rhino.ir.diagnostics import RhinoError
+from rhino.ir.mlir.bindings import make_context
+from rhino.ir.mlir.reader import entry_function, read_module, walk
+from rhino.ir.mlir.shardings import SHARDING, module_mesh
+from rhino.ir.program.op_stages import virtual_stage_of
+from rhino.ir.program.scope_paths import scope_path, scopes_around
+from rhino.passes.base import Remarks
+from rhino.passes.pipeline.mesh_views import show
+from rhino.passes.planner.staged_plan import cut_step
+from rhino.strategies.pipeline.schedules import DEFAULT
 from rhino.tools import opt
 from rhino.tools import run as run_tool
 
@@ -29,6 +39,13 @@ NUM_STEPS = 3
 BATCH = 24
 Scope = Callable[[], Any]
 Made = tuple[Callable[..., Any], dict[str, jax.Array]]
+
+
+def lying(attribute: Any) -> tuple[list[str], str]:
+    """How a tensor lies: the axes of each dim, and those along which it is a partial sum."""
+    found = re.search(r"\[((?:\{[^{}]*\}(?:, )?)*)\](?:, unreduced=\{(.*?)\})?>", str(attribute))
+    assert found is not None
+    return re.findall(r"\{([^{}]*)\}", found[1]), found[2] or ""
 
 
 def normal(number: int, *shape: int) -> jax.Array:
@@ -161,6 +178,10 @@ def test_the_listings_are_of_examples():
         assert len([block for block in blocks if textwrap.indent(textwrap.dedent(block), " " * depth) in source]) == 1
 
 
+def written(path: Path, scopes: list[Scope]) -> None:
+    (path / "step.mlir").write_bytes(exported(scopes))
+
+
 def optimize(path: Path, *options: str) -> tuple[int, str]:
     """Exit code and stderr of the planning command for `step.mlir`."""
     stderr = io.StringIO()
@@ -168,11 +189,43 @@ def optimize(path: Path, *options: str) -> tuple[int, str]:
     return opt.run(words, io.BytesIO(), io.BytesIO(), stderr), stderr.getvalue()
 
 
-def exported(path: Path, scopes: list[Scope]) -> None:
+def exported(scopes: list[Scope]) -> bytes:
     step, params = tied(scopes)
     shapes = jax.eval_shape(lambda: (params, normal(9, BATCH, 16), jnp.int32(0)))
     lowered = jax.jit(step, donate_argnums=0).trace(*shapes).lower()
-    (path / "step.mlir").write_text(lowered.as_text(debug_info=True), encoding="utf-8")
+    return str(lowered.as_text(debug_info=True)).encode()
+
+
+@pytest.mark.parametrize(
+    ("scopes", "meshes", "replicas"),
+    [
+        ([partial(rhino.replicate, 4), partial(rhino.split, 2), partial(rhino.replicate, 2)], "4;2;2", 1),
+        ([partial(rhino.split, 1), partial(rhino.replicate, 2), partial(rhino.split, 1)], "2;2x2;2", 2),
+        ([partial(rhino.split, 2), partial(rhino.replicate, 2), partial(rhino.split, 2)], "2x2", 2),
+    ],
+)
+def test_products_are_split_as_the_scope_of_their_stage_says(scopes: list[Scope], meshes: str, replicas: int):
+    """By the batch among replicas of the pipeline, and inside of a scope by the batch or by anything else."""
+    module, seen = read_module(exported(scopes), "step", make_context()), []
+    options = {"cluster": "cpu8+cpu8", "stages": "3", "ranks": "3", "mesh": meshes, "num": "2"}
+    staged = {**options, "scope-replicas": str(replicas), "schedule": DEFAULT}
+    cut_step(module, "step", staged, Remarks("step"), is_split=False)
+    for stage in range(3):
+        with module.context:
+            show(module.operation, stage)
+        sizes = module_mesh(module.operation)[1].axes
+        for op in walk(entry_function(module).operation):
+            if op.name != "stablehlo.dot_general" or virtual_stage_of(op) not in (stage, 4 - stage):
+                continue
+            (around,) = scopes_around(scope_path(op.location))
+            dims, sums = lying(op.attributes[SHARDING])
+            shape = list(op.results[0].type.shape)
+            batch = dims[shape.index(BATCH // 2)] if BATCH // 2 in shape else sums
+            ways = [prod(size for axis, size in sizes if axis in axes) for axes in (batch, {*"".join(dims), *sums})]
+            own = around.sharding.num
+            assert ways == [replicas * (own if around.sharding.kind == "replicate" else 1), replicas * own]
+            seen.append(stage)
+    assert set(seen) == {0, 1, 2}
 
 
 @pytest.mark.parametrize(
@@ -196,14 +249,14 @@ def exported(path: Path, scopes: list[Scope]) -> None:
 def test_scopes_that_cannot_be_stages_are_refused(
     tmp_path: Path, scopes: list[int | None], options: tuple[str, ...], error: str
 ):
-    exported(tmp_path, [partial(rhino.split, number) for number in scopes])
+    written(tmp_path, [partial(rhino.split, number) for number in scopes])
     code, err = optimize(tmp_path, "--micro-batches=2", *options)
     assert code in (1, 2)
     assert re.search(error, err), err
 
 
 def test_stages_of_scopes_want_micro_batches(tmp_path: Path):
-    exported(tmp_path, [contextlib.nullcontext] * 3)
+    written(tmp_path, [contextlib.nullcontext] * 3)
     code, err = optimize(tmp_path)
     assert (code, "RHI-CLI-001] stages are the scopes of the model, and micro-batches are not given" in err) == (
         2,
@@ -217,7 +270,7 @@ def test_stages_of_scopes_want_micro_batches(tmp_path: Path):
 
 @pytest.mark.long
 def test_a_plan_of_scopes_gives_the_answer_in_one_process_and_in_three(tmp_path: Path):
-    exported(tmp_path, [partial(rhino.replicate, 4), partial(rhino.split, 2), partial(rhino.split, 2)])
+    written(tmp_path, [partial(rhino.replicate, 4), partial(rhino.split, 2), partial(rhino.split, 2)])
     code, err = optimize(tmp_path, "--micro-batches=2", "--cluster=cpu8", f"--plan={tmp_path / 'plan'}")
     assert code == 0, err
     assert err.startswith("3 stages on 3 ranks of meshes x=4; x=2; x=2, 2 micro-batches, 1f1b"), err
