@@ -156,7 +156,8 @@ def scoped_graph(program: Program, mesh: Mesh) -> Scoped:
     if not chains:
         return Scoped(graph, {})
     first = {chain: op for op, chain in reversed(chains.items())}
-    axes_of = {chain: _axes(program, mesh, chain, op) for chain, op in sorted(first.items(), key=lambda item: item[1])}
+    in_order = sorted(first, key=lambda chain: first[chain])
+    axes_of = {chain: _axes(program, mesh, chain, first[chain], in_order) for chain in in_order}
     kinds = {
         chain: {axis: sharding.kind for sharding, axes in zip(chain, taken, strict=True) for axis in axes}
         for chain, taken in axes_of.items()
@@ -277,23 +278,25 @@ def _chain(op: ir.Operation) -> Chain:
     return tuple(shardings)
 
 
-def _axes(program: Program, mesh: Mesh, chain: Chain, op: int) -> tuple[Axes, ...]:
-    """Returns the axes of each scope of a chain, which is around `op`."""
+def _axes(program: Program, mesh: Mesh, chain: Chain, op: int, every: Sequence[Chain]) -> tuple[Axes, ...]:
+    """Returns the axes of each scope of a chain, one of `every`, which is around `op`."""
     roles = program.graph.roles
     barred = [frozenset(axis for axis, role in enumerate(roles) if role == _UNFIT[sharding.kind]) for sharding in chain]
     found = take_axes(mesh.shape, chain, barred)
     if found is not None:
         return found
     place, none = place_of(program.ops[op].location, program.file), [frozenset[int]()]
+    shapes = meshes_for(every, mesh.num_devices)
+    as_mesh = f", as {'x'.join(map(str, shapes[0]))}" if shapes else ""
     for sharding in chain:
         if take_axes(mesh.shape, [sharding], none) is None:
             counts = ", ".join(map(str, possible_counts(mesh.shape)))
             what = f"{sharding} around {_words(program, op)}: no axes of the mesh {mesh} have {sharding.num} devices"
-            fix = f"say one of these, or name a mesh with such axes{_as_mesh(chain, mesh)}"
+            fix = f"say one of these, or name a mesh with such axes{as_mesh}"
             raise RhinoError("RHI-PIN-002", what, place, (f"there are axes of {counts}",), fix)
     notes = [f"{words} requires it" for words in provenance_of(program.ops[op].attributes)]
     what = f"{_listed(chain)} around {_words(program, op)}: the mesh {mesh} has no axes for each"
-    other = f"name another mesh{_as_mesh(chain, mesh)}"
+    other = f"name another mesh{as_mesh}"
     fix = (
         f"scopes in each other have axes of their own: {other}, say fewer devices, or close one scope before the other"
     )
@@ -306,12 +309,6 @@ def _axes(program: Program, mesh: Mesh, chain: Chain, op: int) -> tuple[Axes, ..
         fix = "leave the role out, or the scope"
     is_possible = not is_barred and mesh_for(chain, mesh.num_devices) is not None
     raise RhinoError("RHI-PIN-002" if is_possible else "RHI-SHARD-001", what, place, tuple(notes), fix)
-
-
-def _as_mesh(chain: Chain, mesh: Mesh) -> str:
-    """Returns in words the mesh of as many devices that has axes for the scopes of a chain; empty if there is none."""
-    shape = mesh_for(chain, mesh.num_devices)
-    return f", as {'x'.join(map(str, shape))}" if shape is not None else ""
 
 
 def _check_shared(program: Program, roles: Roles, sharding: ScopeSharding, within: Mapping[int, Choices]) -> None:

@@ -477,6 +477,10 @@ def test_scopes_in_each_other_multiply_and_the_mesh_that_they_want_is_told():
             "mesh=2x4 scope=mlp=split(3)",
             r"RHI-PIN-002.*split\(3\) around .*mlp/up.* of the mesh x=2,y=4 .*axes of 1, 2, 4, 8",
         ),
+        (
+            'mesh=8 scope="mlp/up=replicate(4); mlp/act=replicate(2)"',
+            r"RHI-PIN-002.*replicate\(4\) around .*with such axes, as 4x2",
+        ),
         ("mesh=auto scope=mlp=split(3)", r"RHI-PIN-002.*split\(3\) around"),
         (
             'mesh=8 scope="mlp=replicate; up=split(8)"',
