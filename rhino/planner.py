@@ -135,10 +135,7 @@ def annotated_module(traced: Traced, plan: Plan, op_rules: str, cluster: str | N
 
 def _planned(traced: Traced, options: PlanOptions) -> Planned:
     if options.by_scopes:
-        count = options.shared or load_cluster(options.cluster).num_devices
-        scopes = requested_scopes("", options.constraints)
-        ranks = ranks_of_scopes(_normalized(traced).operation, scopes, count, traced.name)
-        options = replace(options, stages=len(ranks.meshes), meshes=ranks.meshes, scope_replicas=ranks.replicas)
+        options = _in_scopes(traced, options)
     if options.stages is None and not options.replicas and (count := _marked(traced)) > 1:
         options = replace(options, stages=count)
         if options.shared:
@@ -165,6 +162,14 @@ def _planned(traced: Traced, options: PlanOptions) -> Planned:
     if options.is_open:
         return _autotuned(traced, request, module, options)
     return _staged(traced, request, module, options) if in_stages else _one_program(traced, request, module, options)
+
+
+def _in_scopes(traced: Traced, options: PlanOptions) -> PlanOptions:
+    """Returns the request with the stages and meshes that the function's scopes ask for."""
+    count = options.shared or load_cluster(options.cluster).num_devices
+    scopes = requested_scopes("", options.constraints)
+    ranks = ranks_of_scopes(_normalized(traced).operation, scopes, count, traced.name)
+    return replace(options, stages=len(ranks.meshes), meshes=ranks.meshes, scope_replicas=ranks.replicas)
 
 
 def _marked(traced: Traced) -> int:

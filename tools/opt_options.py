@@ -18,7 +18,6 @@ from rhino.ir.units import parse_size
 from rhino.passes.base import Item, Pass, option_names, read_options
 from rhino.passes.layout.pad import refuse_pads
 from rhino.passes.pipeline.part_statistics import num_statistics_parts
-from rhino.passes.pipeline.scope_stages import ScopeRanks
 from rhino.passes.planner.request import (
     BY_SCOPES,
     COMPARE,
@@ -36,6 +35,7 @@ from rhino.strategies.autotune import DEFAULT as BEST
 from rhino.strategies.autotune import STRATEGIES
 from rhino.strategies.autotune.base import MOST
 from rhino.strategies.pipeline.schedules import DEFAULT, SCHEDULES, find_schedule, num_ranks_of
+from rhino.strategies.pipeline.stages.scope_stages import ScopeRanks
 from rhino.tools.command_line import Parser
 
 _SHARED: Final = (

@@ -71,8 +71,8 @@ class FollowedScopes:
     replicas: int
     stages: frozenset[int]
 
-    def hold(self, op: ir.Operation) -> bool:
-        """Says whether scopes of an op count."""
+    def counts(self, op: ir.Operation) -> bool:
+        """Says whether the scopes of an op count."""
         return not self.stages or _stage_around(op) in self.stages
 
 
@@ -90,14 +90,14 @@ def write_scopes(
         return
     count = dict.fromkeys([one.provenance for one in scopes], 0)
     paths: dict[tuple[str, ...], None] = {}
-    for op in scoped_ops(entry_function(module, remarks.file).regions[0].blocks[0]):
+    for op in _ops(entry_function(module, remarks.file).regions[0].blocks[0]):
         path = scope_path(op.location)
         paths[path] = None
         found = scopes_around(path, scopes)
         for one in found:
             count[one.provenance] = count.get(one.provenance, 0) + 1
         if followed is not None and found and not found[0].is_default:
-            found = (*_nested(followed.replicas), *found) if followed.hold(op) else ()
+            found = (*_nested(followed.replicas), *found) if followed.counts(op) else ()
         if found:
             op.attributes[SCOPES] = _texts(str(one.sharding) for one in found)
             words = dict.fromkeys([*provenance_of(op.attributes), *(one.provenance for one in found)])
@@ -229,14 +229,14 @@ def cannot_run(program: Program, scoped: Scoped, mesh: Mesh, op: int) -> RhinoEr
     )
 
 
-def scoped_ops(block: ir.Block) -> Iterator[ir.Operation]:
+def _ops(block: ir.Block) -> Iterator[ir.Operation]:
     """Yields the ops of a block and of the loops in it that have a place of their own."""
     for view in block.operations:
         op = view.operation
         if op.name not in SOURCES and len(op.results):
             yield op
         if op.name == WHILE:
-            yield from scoped_ops(op.regions[1].blocks[0])
+            yield from _ops(op.regions[1].blocks[0])
 
 
 def _nested(replicas: int) -> tuple[ScopeAround, ...]:

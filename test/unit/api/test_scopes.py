@@ -241,12 +241,12 @@ def test_products_are_split_as_the_scope_of_their_stage_says(scopes: list[Scope]
         (
             [1, 1, 1],
             (),
-            r"RHI-STAGE-001\] 8 devices cannot be shared by the scopes split\(1\), split\(1\), split\(1\), .* 3 in all",
+            r"RHI-STAGE-001\] 8 devices cannot be shared by the scopes split\(1\), split\(1\), split\(1\)$",
         ),
         (
             [None, 4, 5],
             (),
-            r"RHI-STAGE-001\] 8 devices .* split, split\(4\), split\(5\), .* 9 in all, and 1 share the others",
+            r"RHI-STAGE-001\] 8 devices .* split, split\(4\), split\(5\)$",
         ),
         ([2, 2, 4], ("--mesh=2",), r"RHI-CLI-001\] stages are the scopes of the model, and mesh is given too"),
         ([2, 2, 4], ("--replicas=2",), r"RHI-CLI-001\] .* and replicas is given too"),
@@ -259,7 +259,7 @@ def test_scopes_that_cannot_be_stages_are_refused(
     written(tmp_path, [partial(rhino.split, number) for number in scopes])
     code, err = optimize(tmp_path, "--micro-batches=2", *options)
     assert code in (1, 2)
-    assert re.search(error, err), err
+    assert re.search(error, err, re.MULTILINE), err
 
 
 def test_stages_of_scopes_want_micro_batches(tmp_path: Path):
