@@ -84,6 +84,10 @@ class ScopeStages(Pass):
             for op, number in stage.items():
                 if parts.apply[op]:
                     set_stage(program.ops[op], number)
+            for number in range(self.stages):
+                ops = [op for op, own_stage in stage.items() if own_stage == number]
+                place = place_of(program.ops[ops[0]].location, program.file)
+                remarks.add(self.name, place, f"stage {number} has the {len(ops)} ops of {own[ops[0]].provenance}")
 
 
 def ranks_of_scopes(module: ir.Operation, scopes: Sequence[Scope], num_devices: int, file: str) -> ScopeRanks:

@@ -1,10 +1,14 @@
 // RUN: rhino-opt %s --rhino-scope-stages="scope=up=split(4)" | filecheck %s
 // RUN: not rhino-opt %s --rhino-scope-stages 2>&1 | filecheck %s --check-prefix=OTHER
 // RUN: rhino-opt %s --rhino-scope-stages="scope=up=split(4)" --rhino-pin="scope=up=split(4) scope-replicas=2 scope-stages=1" | filecheck %s --check-prefix=FOLLOWED
+// RUN: rhino-opt %s --rhino-scope-stages="scope=up=split(4)" --remarks-filter=rhino-scope-stages 2>&1 | filecheck %s --check-prefix=REMARK
 // A scope is a stage, whether the model or an option names it. What follows from a later scope is of the backward pass; what is in no scope, and
 // what a default is around, is left to the search of stages. On the mesh of one stage its scopes alone are followed, in as many replicas as there are.
 
 // OTHER: error: [RHI-STAGE-001] 1 scopes compute something of a micro-batch, and 2 stages are requested
+
+// REMARK: remark: [rhino-scope-stages] stage 0 has the 3 ops of rhino.replicate(2)
+// REMARK: remark: [rhino-scope-stages] stage 1 has the 3 ops of scope 'up=split(4)'
 
 // CHECK-LABEL: func.func @main(
 // CHECK-NEXT: %[[H:.*]] = stablehlo.dot_general %arg0, %arg1, {{.*}} {rhino.virtual_stage = 0 : i64}
