@@ -143,6 +143,6 @@ def _returning(program: Program, op: int, own: Mapping[int, ScopeAround], other:
     words = f"'{operation.name}' in '{name_of(operation.location)}'"
     what = f"{own[op].provenance} around {words} comes back after a later scope, whose stage lies between"
     between = place_of(program.ops[later].location, program.file)
-    note = f"it reads what follows from {own[later].provenance} ({between}), and that from it"
+    note = f"it follows from {own[later].provenance} ({between}), and leads to a later scope again"
     fix = "open a scope of its own there, which is another stage, or leave the op out of scopes"
     return RhinoError("RHI-STAGE-003", what, place_of(operation.location, program.file), (note,), fix)

@@ -71,8 +71,8 @@ def num_devices_of(chain: Chain) -> int:
 class ScopedUnits:
     """The virtual stages of units that are in scopes, by the first op of each.
 
-    `returning` are ops in a scope that comes back, with the later stage that they follow from and lead to; `torn` are
-    loops with parts in several scopes.
+    `returning` are ops in a scope that comes back, with the latest stage that they follow from; `torn` are loops with
+    parts in several scopes.
     """
 
     stages: dict[int, int]
@@ -94,7 +94,7 @@ def stages_of_scopes(graph: Graph, body: Bools, stage: Mapping[int, int], num_st
     stages, returning = dict[int, int](), dict[int, int]()
     for op, number in own.items():
         if min(follows[op], leads[op]) > number:
-            returning[op] = min(follows[op], leads[op])
+            returning[op] = follows[op]
         stages[op] = virtual.opposite(number) if follows[op] > number else number
     return ScopedUnits(stages, returning, tuple(torn))
 

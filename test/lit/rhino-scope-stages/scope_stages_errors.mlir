@@ -2,7 +2,7 @@
 // A scope that comes back after a later one is refused, and so is a loop with parts in several scopes.
 
 // expected-error@unknown {{[RHI-STAGE-003] rhino.split around 'stablehlo.dot_general' in 'f/rhino.split.1/dot_general' comes back after a later scope, whose stage lies between}}
-// expected-note@unknown {{it reads what follows from rhino.split(2)}}
+// expected-note@unknown {{it follows from rhino.split(2)}}
 // expected-note@unknown {{to fix: open a scope of its own there, which is another stage, or leave the op out of scopes}}
 func.func @main(%x: tensor<8x8xf32>) -> tensor<8x8xf32> {
   %a = stablehlo.dot_general %x, %x, contracting_dims = [1] x [0] : (tensor<8x8xf32>, tensor<8x8xf32>) -> tensor<8x8xf32> loc("f/rhino.split.1/dot")

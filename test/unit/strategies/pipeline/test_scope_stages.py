@@ -33,6 +33,8 @@ def test_ways_are_legal_where_any_are_as_enumerated(num_stages):
         assert found.stages.keys() == stage.keys()
         assert found.returning or is_legal(found.stages)
         assert all(found.stages[op] in (number, 2 * num_stages - 2 - number) for op, number in stage.items())
+        for op, other in found.returning.items():
+            assert other == max(stage[one] for one in reached[op] if one in stage) > stage[op]
         num_returning += bool(found.returning)
     assert 10 < num_returning < 290
 
@@ -45,6 +47,7 @@ def test_ways_are_legal_where_any_are_as_enumerated(num_stages):
         (["replicate(2)", "split(2)"], 8, [(2, 2), (2, 2)], 2),
         (["replicate(4)", "split(2)", "split(2)"], 8, [(4,), (2,), (2,)], 1),
         (["replicate(2) split(2)", "split(4)"], 16, [(2, 2, 2), (2, 4)], 2),
+        (["replicate(2), replicate(2) split(2)", "split(4)"], 8, [(2, 2), (4,)], 1),
         (["replicate", "split(2)", "replicate"], 8, [(3,), (2,), (3,)], 1),
         (["replicate split(2)", "replicate(4)"], 8, [(2, 2), (4,)], 1),
         (["replicate", "split"], 7, [(3,), (3,)], 1),  # one stays idle
@@ -54,7 +57,7 @@ def test_ways_are_legal_where_any_are_as_enumerated(num_stages):
     ],
 )
 def test_devices_are_shared_by_what_scopes_ask_for(stages, count, shapes, replicas):
-    chains = [[tuple(map(parse_scope_sharding, chain.split()))] for chain in stages]
+    chains = [[tuple(map(parse_scope_sharding, chain.split())) for chain in inside.split(", ")] for inside in stages]
     found = share_devices(chains, count)
     if shapes is None:
         assert found is None
