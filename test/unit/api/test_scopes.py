@@ -31,6 +31,7 @@ from rhino.ir.program.scope_paths import scope_path, scopes_around
 from rhino.passes.base import Remarks
 from rhino.passes.pipeline.mesh_views import show
 from rhino.passes.planner.staged_plan import cut_step
+from rhino.strategies.choice.scope_axes import possible_counts
 from rhino.strategies.pipeline.schedules import DEFAULT
 from rhino.tools import opt
 from rhino.tools import run as run_tool
@@ -124,6 +125,20 @@ def test_stages_share_what_scopes_without_a_number_leave():
     ]
     assert [mesh.size for mesh in plans[0].meshes] == [3, 2, 3]
     assert plan_digest(plans[0].facts) == plan_digest(plans[1].facts)
+
+
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 14))])
+def test_scopes_on_a_mesh_that_has_axes_for_them(seed: int):
+    """On drawn meshes, scopes of drawn kinds and numbers, one of them a default."""
+    draw = random.Random(seed)
+    mesh = draw.choice([(2,), (3,), (4,), (6,), (8,), (2, 2), (2, 3), (3, 2), (2, 4), (4, 2), (2, 2, 2)])
+    kinds = [draw.choice([rhino.replicate, rhino.split]) for _ in range(3)]
+    scopes: list[Scope] = [partial(kind, draw.choice([None, *possible_counts(mesh)[1:]])) for kind in kinds]
+    default = draw.choice([rhino.replicate, rhino.split])()
+    scopes[draw.randrange(3)] = partial(rhino.default_strategy, default)
+    step, params = tied(scopes)
+    plan = check((rhino.default_strategy(default)(step), params), cluster="cpu8", mesh="x".join(map(str, mesh)))
+    assert [size for _, size in plan.axes] == list(mesh)
 
 
 def three(*numbers: int) -> list[Scope]:
