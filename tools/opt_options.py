@@ -195,6 +195,9 @@ def _check_parallel(options: argparse.Namespace) -> None:
     is_parallel = any(name == PARALLEL for name, _ in options.steps)
     _check_replicas(options, is_parallel=is_parallel)
     options.makes_plan = is_parallel and (options.plan is not None or options.timeline)
+    if options.by_scopes and not is_parallel:
+        what = f"--stages={BY_SCOPES} is given, and no plan is made"
+        raise RhinoError("RHI-CLI-001", what, fix=f"add --{PARALLEL}")
     is_open = options.stages is None and not options.by_scopes
     options.searches = is_parallel and (options.num is None or is_open or options.mesh == AUTO)
     options.is_decided = is_parallel and not options.searches

@@ -3,6 +3,7 @@
 They are parsed, given their rules, read into a graph, or run on StableHLO's interpreter.
 """
 
+import re
 from functools import cache
 
 import numpy as np
@@ -74,3 +75,9 @@ def evaluate(text, inputs):
             for value, kind in zip(inputs, kinds, strict=True)
         ]
         return [np.array(result) for result in stablehlo.eval_module(module, values)]
+
+
+def lying(attribute):
+    """How a tensor lies: the axes of each dim, and those along which it is a partial sum."""
+    dims, sums = re.search(r"<@\w+, \[(.*?)\](?:, unreduced=\{(.*?)\})?>", str(attribute)).groups()
+    return tuple(axes.replace('"', "") for axes in re.findall(r"\{([^{}]*)\}", dims)), sums or ""

@@ -18,6 +18,7 @@ import moe
 import numpy as np
 import pytest
 import scoped
+from snippets import lying
 from training import Batch, Model, Params
 
 import rhino
@@ -41,13 +42,6 @@ NUM_STEPS = 3
 BATCH = 24
 Scope = Callable[[], Any]
 Made = tuple[Callable[..., Any], dict[str, jax.Array]]
-
-
-def lying(attribute: Any) -> tuple[list[str], str]:
-    """How a tensor lies: the axes of each dim, and those along which it is a partial sum."""
-    found = re.search(r"\[((?:\{[^{}]*\}(?:, )?)*)\](?:, unreduced=\{(.*?)\})?>", str(attribute))
-    assert found is not None
-    return re.findall(r"\{([^{}]*)\}", found[1]), found[2] or ""
 
 
 def normal(number: int, *shape: int) -> jax.Array:
@@ -291,6 +285,9 @@ def test_stages_of_scopes_want_micro_batches(tmp_path: Path):
     )
     code, err = optimize(tmp_path, "--micro-batches=2")
     assert (code, "RHI-STAGE-001] stages are to be scopes, and the step has none" in err) == (1, True)
+    words, said = ["--auto-shard", "--stages=scopes", "--micro-batches=2", str(tmp_path / "step.mlir")], io.StringIO()
+    assert opt.run(words, io.BytesIO(), io.BytesIO(), said) == 2
+    assert "RHI-CLI-001] --stages=scopes is given, and no plan is made" in said.getvalue()
     with pytest.raises(RhinoError, match=r"(?s)RHI-CLI-001.*micro_batches='8'"):
         rhino.parallelize(lambda x: x, stages="scopes")
 

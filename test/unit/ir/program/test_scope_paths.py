@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen
-from snippets import function, parse, tensor
+from snippets import function, lying, parse, tensor
 
 import rhino
 from rhino.ir.cluster.mesh import parse_mesh
@@ -262,12 +262,6 @@ def passed(text, pipeline):
 
 
 CONTEXT = make_context()
-
-
-def lying(attribute):
-    """How a tensor lies: the axes of each dim, and those along which it is a partial sum."""
-    dims, sums = re.search(r"<@mesh, \[(.*?)\](?:, unreduced=\{(.*?)\})?>", str(attribute)).groups()
-    return tuple(axes.replace('"', "") for axes in re.findall(r"\{([^{}]*)\}", dims)), sums or ""
 
 
 def arguments(module):
