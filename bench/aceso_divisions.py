@@ -126,15 +126,15 @@ class DividedLine:
         found[start, end] += most.least_s(start, end, need) if most else inf
         return found
 
-    def least_bytes(self, behind: int, start: int, end: int) -> float:
-        """Returns what a stretch with so many stages behind it needs about, if it recomputes all it can."""
-        needs = float(self.over_bytes(behind, start, end)) + self.model.setup.memory_bytes
+    def least_over(self, behind: int, start: int, end: int) -> float:
+        """Returns by how much a stretch is over the memory of a device, if it recomputes all it can."""
+        over = float(self.over_bytes(behind, start, end))
         if not self.increments:
-            return needs
+            return over
         cap, most = self.increments[-1]
         at, until = np.array([start]), np.array([end])
         saved = sum(int(most.count(number, at, until)[0]) * kind.saved for number, kind in enumerate(most.kinds))
-        return needs - (behind + 1) * saved + cap
+        return over - (behind + 1) * saved + cap
 
     def plan(self, start: int, end: int, behind: int) -> StagePlan:
         """Returns the stage of a stretch, with what it recomputes to fit, as it can."""

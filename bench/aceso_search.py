@@ -3,7 +3,7 @@
 - `best` cuts the line by dynamic programming over stages, devices and ops (`stages/shapes.py`), where each division of
   the line (`aceso_divisions.py`) is a shape of a rank.
 - `aceso` alleviates bottlenecks by moves on single stages (`autotune/stage_search.py`), from balanced starts alone.
-- `both` does so from the plan of `best` too.
+- `both` does so from the plan of `best`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,11 @@ from rhino.strategies.pipeline.stages.shapes import Shape, ShapedLine, best_cut
 MOST_STAGES: Final = 16
 """As in Aceso's search."""
 
-MOST: Final = 3000
+MOST: Final = 6000
 """Configurations that the moves may lead to."""
+
+MOST_FROM_BEST: Final = 1000
+"""The same from a plan that is the best of its kind."""
 
 TIMES_EVEN: Final = 1.5
 """Times what even stages would take, each device always busy: longer stages are none that the moves lead to."""
@@ -63,10 +66,7 @@ def _aceso(line: AcesoStages) -> StageConfig | None:
 
 def _both(line: AcesoStages) -> StageConfig | None:
     estimates, best = StageEstimates(line), _best(line)
-    found = [
-        alleviate(estimates, some, MOST) for some in (list(_starts(line)), [estimates.fitted(best)] if best else [])
-    ]
-    return min((one for one in found if one), key=lambda one: estimates.figures(one).rank, default=None)
+    return alleviate(estimates, [estimates.fitted(best)], MOST_FROM_BEST) if best else None
 
 
 STRATEGIES: Final[Mapping[str, Callable[[AcesoStages], StageConfig | None]]] = {
@@ -94,7 +94,7 @@ class AcesoStages:
         setup = model.setup
         self.model = model
         self.num_places, self.num_devices = len(model.line), setup.num_devices
-        self.per_node, self.budget_bytes = setup.devices_per_node, setup.memory_bytes
+        self.per_node = setup.devices_per_node
         sizes = [examples for examples in setup.examples if even_divisions(model, examples)]
         self.micro_batches = tuple(sorted(setup.batch // examples for examples in sizes))
         self.lines: dict[int, dict[Division, DividedLine]] = {}
@@ -127,15 +127,14 @@ class AcesoStages:
         """See `StageModel`."""
         line, busy = self.divided(micro_batches)[division], self.busy_s[micro_batches]
         compute_s = (busy - busy[start]) / division.devices
-        needs = line.over_bytes(behind, start) + self.budget_bytes
         seconds = self.stage_s(micro_batches, division, behind)[start]
         again_s = np.full(len(busy), inf)
         np.subtract(seconds, line.seconds[start], out=again_s, where=seconds < inf)
-        return Stretches(compute_s, line.seconds[start] - compute_s, again_s, needs)
+        return Stretches(compute_s, line.seconds[start] - compute_s, again_s, line.over_bytes(behind, start))
 
-    def least_bytes(self, micro_batches: int, division: Division, behind: int, start: int, end: int) -> float:
+    def least_over(self, micro_batches: int, division: Division, behind: int, start: int, end: int) -> float:
         """See `StageModel`."""
-        return self.divided(micro_batches)[division].least_bytes(behind, start, end)
+        return self.divided(micro_batches)[division].least_over(behind, start, end)
 
     def stage_s(self, micro_batches: int, division: Division, behind: int) -> Floats:
         """Returns the seconds of stretches as stages, infinite where they are so long that they are not looked at."""

@@ -35,6 +35,9 @@ _DOUBLINGS: Final = 6
 _SHORTER: Final = 0.8
 """Times the longest stage: what is tried next, as long as no limit is known to be too low."""
 
+_OVER: Final = 1.0
+"""What is missing at least where nothing fits, whatever is said of it; in bytes."""
+
 Rank = tuple[float, float]
 """Orders configurations, best first: by how much is missing in the memory of a device, then by step."""
 
@@ -85,17 +88,18 @@ class Stretches:
     """What stretches of a line that begin at one place take as stages on one division, by where they end.
 
     Shapes: all [places + 1]. Units: seconds per micro-batch; bytes of a device. `again_s` is what recomputing takes
-    that memory asks for, infinite where nothing fits; `needs_bytes` is what a stage needs that recomputes nothing.
+    that memory asks for, infinite where nothing fits; `over_bytes` is by how much a stage that recomputes nothing is
+    over the memory of a device, below 0 where it fits.
     """
 
     compute_s: Floats
     collectives_s: Floats
     again_s: Floats
-    needs_bytes: Floats
+    over_bytes: Floats
 
 
 class StageModel(Protocol):
-    """A line of `num_places` ops on `num_devices` devices, `per_node` to a node, which may hold `budget_bytes` each.
+    """A line of `num_places` ops on `num_devices` devices, `per_node` to a node.
 
     `micro_batches` are the possible numbers of them, ascending. No stretches are asked for twice.
     """
@@ -103,7 +107,6 @@ class StageModel(Protocol):
     num_places: int
     num_devices: int
     per_node: int
-    budget_bytes: float
     micro_batches: tuple[int, ...]
 
     def divisions(self, micro_batches: int) -> tuple[Division, ...]:
@@ -112,8 +115,8 @@ class StageModel(Protocol):
     def stretches(self, micro_batches: int, division: Division, behind: int, start: int) -> Stretches:
         """Returns what stretches from a place take that have so many stages behind them."""
 
-    def least_bytes(self, micro_batches: int, division: Division, behind: int, start: int, end: int) -> float:
-        """Returns what a stage needs of which nothing fits, if it recomputes all it can."""
+    def least_over(self, micro_batches: int, division: Division, behind: int, start: int, end: int) -> float:
+        """Returns by how many bytes a stage of which nothing fits is over the memory, if it recomputes all it can."""
 
     def shape(self, micro_batches: int, division: Division) -> Shape:
         """Returns what the transfers of a stage take."""
@@ -121,12 +124,12 @@ class StageModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StageFigures:
-    """What a stage comes to: seconds per micro-batch, transfers among its collectives; bytes of a device."""
+    """What a stage comes to: seconds per micro-batch, transfers among its collectives; bytes over a device's memory."""
 
     compute_s: float
     collectives_s: float
     again_s: float
-    bytes: float
+    over_bytes: float
 
     @property
     def seconds(self) -> float:
@@ -177,17 +180,17 @@ class RankLine:
         """Returns what a stage takes that recomputes what its memory asks for, infinite where it does not fit."""
         return float(self.ends(start).seconds[end])
 
-    def least_bytes(self, start: int, end: int) -> float:
-        """Returns what a stage needs that recomputes what its memory asks for, or all it can."""
-        of, budget = self.ends(start).of, self.model.budget_bytes
+    def least_over(self, start: int, end: int) -> float:
+        """Returns by how many bytes a stage is over its memory that recomputes what this asks for, or all it can."""
+        of = self.ends(start).of
         if of.again_s[end] < inf:
-            return min(float(of.needs_bytes[end]), budget)
-        least = self.model.least_bytes(self.micro_batches, self.division, self.behind, start, end)
-        return max(least, float(np.nextafter(budget, inf)))
+            return min(float(of.over_bytes[end]), 0.0)
+        least = self.model.least_over(self.micro_batches, self.division, self.behind, start, end)
+        return max(least, _OVER)
 
     def recomputes(self, start: int, end: int) -> bool:
         """Says whether memory asks a stage to recompute."""
-        return bool(self.ends(start).of.needs_bytes[end] > self.model.budget_bytes)
+        return bool(self.ends(start).of.over_bytes[end] > 0)
 
     def longest(self, start: int, most: int, limit_s: float) -> int:
         """Returns where the longest stage within a limit ends, at most so far on; its start where there is none."""
@@ -202,9 +205,9 @@ class RankLine:
         ends = self.ends(start)
         of, again_s = ends.of, float(ends.of.again_s[end])
         collectives_s = float(of.collectives_s[end] + ends.transfers_s[end])
-        needs = self.least_bytes(start, end) if recomputes else float(of.needs_bytes[end])
+        over = self.least_over(start, end) if recomputes else float(of.over_bytes[end])
         return StageFigures(
-            float(of.compute_s[end]), collectives_s, again_s if recomputes and again_s < inf else 0.0, needs
+            float(of.compute_s[end]), collectives_s, again_s if recomputes and again_s < inf else 0.0, over
         )
 
     def ends(self, start: int) -> _Fitted:
@@ -244,7 +247,7 @@ class StageEstimates:
             ]
         )
         seconds = [one.seconds for one in stages]
-        over = max(0.0, max(one.bytes for one in stages) - self.model.budget_bytes)
+        over = max(0.0, max(one.over_bytes for one in stages))
         found = Figures((config.micro_batches - 1) * max(seconds) + sum(seconds), over, stages)
         self.known[config] = found
         return found

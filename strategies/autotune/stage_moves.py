@@ -52,7 +52,9 @@ def _fewer_ops(estimates: StageEstimates, config: StageConfig, number: int) -> I
     is_over = figures.over_bytes > 0
     for side in (range(number), range(number + 1, len(config.stages))):
         if side:
-            idlest = min(side, key=lambda one: figures.stages[one].bytes if is_over else figures.stages[one].seconds)
+            idlest = min(
+                side, key=lambda one: figures.stages[one].over_bytes if is_over else figures.stages[one].seconds
+            )
             if (found := _relayed(estimates, config, number, idlest)) is not None:
                 yield found
     yield _evened(estimates, config)
@@ -61,7 +63,7 @@ def _fewer_ops(estimates: StageEstimates, config: StageConfig, number: int) -> I
 def _relayed(estimates: StageEstimates, config: StageConfig, number: int, partner: int) -> StageConfig | None:
     """Returns a configuration with ops moved from a stage to its partner, from stage to stage between them."""
     bounds, is_over = config.bounds, estimates.figures(config).over_bytes > 0
-    takes = [one.least_bytes if is_over else one.seconds for one in estimates.ranks(config)]
+    takes = [one.least_over if is_over else one.seconds for one in estimates.ranks(config)]
     low, high = (takes[stage](bounds[stage], bounds[stage + 1]) for stage in (partner, number))
     for step in range(GOALS):
         found = _moved(takes, bounds, number, partner, low + (high - low) * step / GOALS)

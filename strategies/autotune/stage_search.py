@@ -30,10 +30,10 @@ from rhino.strategies.autotune.stage_moves import PRIMITIVES, Resource
 HOPS: Final = 7
 """Primitives in a row of which only the last need pay: MaxHops."""
 
-BRANCHES: Final = 3
+BRANCHES: Final = 2
 """From how many of the best configurations that the primitives of a resource lead to the search goes on."""
 
-TRIES: Final = 600
+TRIES: Final = 200
 """Configurations that may be estimated from one bottleneck."""
 
 NEAR: Final = 12
@@ -118,7 +118,7 @@ class _Search:
     def bottlenecks(self, now: StageConfig) -> list[int]:
         """Returns the stages by how much they are the bottleneck (heuristic 1)."""
         figures = self.estimates.figures(now)
-        taken = [one.bytes if figures.over_bytes > 0 else one.seconds for one in figures.stages]
+        taken = [one.over_bytes if figures.over_bytes > 0 else one.seconds for one in figures.stages]
         return sorted(range(len(taken)), key=lambda number: (-taken[number], number))
 
     def resources(self, now: StageConfig, number: int) -> list[Resource]:

@@ -37,10 +37,11 @@ class MadeUpLine:
         needs = self.along(self.stash, start) * (behind + 1) * 8 / micro_batches / division.tp + 3
         over = needs - self.budget_bytes
         again = np.where(over > needs / 2, inf, np.maximum(over, 0.0) * 0.1)
-        return Stretches(busy, busy * (0.01 + self.lost[division]), again, needs)
+        return Stretches(busy, busy * (0.01 + self.lost[division]), again, over)
 
-    def least_bytes(self, micro_batches, division, behind, start, end):
-        return float(self.stretches(micro_batches, division, behind, start).needs_bytes[end]) / 2
+    def least_over(self, micro_batches, division, behind, start, end):
+        over = float(self.stretches(micro_batches, division, behind, start).over_bytes[end])
+        return (over + self.budget_bytes) / 2 - self.budget_bytes
 
     def shape(self, micro_batches, division):
         return Shape(division.devices, self.sent_s, self.sent_s[::-1])
@@ -84,7 +85,7 @@ def test_a_configuration_comes_to_its_stages_worked_by_hand():
     last_s = sum(line.work[3:]) / 2 * (1.01 + line.lost[Division(1, 2)]) + line.sent_s[1, 3] + line.sent_s[0, 7]
     assert [one.seconds for one in figures.stages] == pytest.approx([first_s, last_s])
     assert figures.step_s == pytest.approx(7 * max(first_s, last_s) + first_s + last_s)
-    assert figures.stages[0].bytes == pytest.approx(sum(line.stash[:3]) * 2 + 3)
+    assert figures.stages[0].over_bytes == pytest.approx(sum(line.stash[:3]) * 2 + 3 - line.budget_bytes)
     assert figures.over_bytes == 0.0
 
 
