@@ -304,6 +304,18 @@ class StageEstimates:
             bounds.append(end)
         return (*bounds, num) if ranks[-1].seconds(bounds[-1], num) <= limit_s else None
 
+    def quickest(self, config: StageConfig, number: int, micro_batches: int) -> Division | None:
+        """Returns the division on as many devices that is quickest for a stage with other micro-batches, if any."""
+        bounds, rank = config.bounds, self.ranks(config)[number]
+        alike = [one for one in self.model.divisions(micro_batches) if one.devices == rank.division.devices]
+        seconds = {
+            one: self.line(micro_batches, one, rank.behind, rank.enters, rank.leaves).seconds(
+                *bounds[number : number + 2]
+            )
+            for one in alike
+        }
+        return min(alike, key=lambda one: (seconds[one], one), default=None)
+
     def ranks(self, config: StageConfig) -> Ranks:
         """Returns the line as it is on the rank of each stage."""
         key = config.micro_batches, config.divisions
@@ -311,13 +323,17 @@ class StageEstimates:
             per_node, first, some = self.model.per_node, 0, []
             for number, division in enumerate(config.divisions):
                 enters, leaves = first > 0 and first % per_node == 0, (first + division.devices) % per_node == 0
-                own = config.micro_batches, division, len(config.stages) - 1 - number, int(enters), int(leaves)
-                if own not in self._lines:
-                    self._lines[own] = RankLine(self.model, *own)
-                some.append(self._lines[own])
+                behind = len(config.stages) - 1 - number
+                some.append(self.line(config.micro_batches, division, behind, int(enters), int(leaves)))
                 first += division.devices
             self._ranks[key] = found = tuple(some)
         return found
+
+    def line(self, *rank: *tuple[int, Division, int, int, int]) -> RankLine:
+        """Returns the line on a rank: see `RankLine`."""
+        if rank not in self._lines:
+            self._lines[rank] = RankLine(self.model, *rank)
+        return self._lines[rank]
 
 
 def _longest_s(ranks: Ranks, bounds: Sequence[int]) -> float:

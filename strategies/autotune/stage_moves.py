@@ -12,8 +12,7 @@
 
 *Combinations*, as in section 4.3: inc-rc and dec-rc go with all others, for the stages that change; ops are handed on
 from stage to stage; and where devices or micro-batches change, ops are moved so that stages are even again, for which a
-chain of dec-op# would be needed otherwise. A configuration that is even and one that is not are both what a primitive
-leads to.
+chain of dec-op# would be needed otherwise. With other micro-batches each stage is divided as is quickest then.
 
 How many ops dec-op# moves: as few as bring all stages concerned under a goal, the tightest first: what the partner
 takes as it is, then ever more of the way up to what the stage takes.
@@ -101,21 +100,14 @@ def _other_micro_batches(step: int) -> Callable[[StageEstimates, StageConfig, in
         numbers = estimates.model.micro_batches
         place = numbers.index(config.micro_batches) + step
         if 0 <= place < len(numbers):
-            known = estimates.model.divisions(numbers[place])
-            nearest = [_nearest(known, one.division) for one in config.stages]
-            stages = [replace(one, division=other) for one, other in zip(config.stages, nearest, strict=True) if other]
+            divisions = [estimates.quickest(config, stage, numbers[place]) for stage in range(len(config.stages))]
+            stages = [
+                replace(one, division=other) for one, other in zip(config.stages, divisions, strict=True) if other
+            ]
             if len(stages) == len(config.stages):
                 yield _evened(estimates, StageConfig(numbers[place], tuple(stages)))
 
     return apply
-
-
-def _nearest(known: Sequence[Division], wanted: Division) -> Division | None:
-    """Returns the division that stands for one where there are other micro-batches: on as many devices."""
-    alike = [one for one in known if one.devices == wanted.devices]
-    return (
-        wanted if wanted in alike else min(alike, key=lambda one: (one.variant, abs(one.dp - wanted.dp)), default=None)
-    )
 
 
 def _other_division(axis: Literal["dp", "tp"], *, up: bool) -> Callable[..., Iterator[StageConfig]]:
