@@ -23,7 +23,7 @@ parameter, so that what is gathered or transposed is in 16 bits. Copies of a par
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -31,6 +31,7 @@ import numpy as np
 from rhino.ir.arrays import Bools
 from rhino.ir.graph.graph import BARRIER, WHILE, YIELD, Graph
 from rhino.strategies.pipeline.activation_stash import Handing
+from rhino.strategies.precision.loss_scale import LossScale, find_loss_scale
 from rhino.strategies.precision.op_kinds import Kind, kind_of_op
 from rhino.strategies.precision.step_facts import WIDE_TYPE, Given, StepFacts
 from rhino.strategies.precision.widths import (
@@ -57,7 +58,8 @@ class Precision:
     """What computes and is stored in 16 bits.
 
     Shapes: `computes` [ops], `stored` [values]. `products` are the ops of that kind in 16 bits, `kept` the others, with
-    the reason. `stashed` is what loops carry that is rounded only because the backward pass reads it.
+    the reason. `stashed` is what loops carry that is rounded only because the backward pass reads it. `loss_scale` is
+    there where one was asked for, and products give gradients.
     """
 
     graph: Graph
@@ -66,6 +68,7 @@ class Precision:
     products: tuple[int, ...]
     kept: dict[int, str]
     stashed: tuple[int, ...] = ()
+    loss_scale: LossScale | None = None
 
     def reads(self, op: int, position: int) -> bool:
         """Says whether an op reads an f32 operand in 16 bits."""
@@ -108,7 +111,18 @@ def assign(graph: Graph, given: Given) -> Precision:
     uses = _uses(facts)
     _widen(facts, rounded, uses, found)
     _convert_early(facts, widths, uses, found)
-    return found
+    return _scaled(facts, found) if given.scales else found
+
+
+def _scaled(facts: StepFacts, found: Precision) -> Precision:
+    """Lets the backward pass be scaled; what leads to where it begins, and to no product before, is in f32."""
+    scale = find_loss_scale(facts)
+    if scale is None:
+        return found
+    found.computes[scale.is_wide] = False
+    wide = [value for op in np.flatnonzero(scale.is_wide).tolist() for value in facts.graph.results(op)]
+    found.stored[[value for value in wide if value not in scale.begins]] = False
+    return replace(found, loss_scale=scale)
 
 
 def _computes(facts: StepFacts, widths: list[int], narrow: list[bool], op: int) -> bool:

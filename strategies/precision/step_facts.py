@@ -17,7 +17,7 @@ from rhino.strategies.precision.op_kinds import Kind, kind_of_op
 WIDE_TYPE: Final = "f32"
 """The type that is made narrower."""
 
-_SUMS: Final = frozenset({"stablehlo.add", "stablehlo.subtract"})
+SUMS: Final = frozenset({"stablehlo.add", "stablehlo.subtract"})
 _MULTIPLY: Final = "stablehlo.multiply"
 
 _POLYNOMIAL: Final = 3
@@ -33,12 +33,13 @@ class Given:
 
     `exact` are the products for which the program asks for more than the default precision. `large` are constants that
     16 bits do not hold, and what a loop's condition reads. With `narrow_sums` results of products are in 16 bits where
-    no other product follows, too.
+    no other product follows, too. With `scales` the backward pass is scaled.
     """
 
     exact: frozenset[int] = frozenset()
     large: frozenset[int] = frozenset()
     narrow_sums: bool = False
+    scales: bool = False
 
 
 class StepFacts:
@@ -190,7 +191,7 @@ class StepFacts:
             read = self.operands[op]
             if name == _MULTIPLY:
                 multiplied[self.graph.results(op)[0]] = 1 + max(degree[value] for value in read)
-            elif name in _SUMS and any(self.constant[value] for value in read):
+            elif name in SUMS and any(self.constant[value] for value in read):
                 reached = max(multiplied[value] for value in read)
                 degree[self.graph.results(op)[0]] = reached
                 if reached >= _POLYNOMIAL:
