@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from rhino.ir.diagnostics import RhinoError as RhinoError
     from rhino.ir.mlir.bindings import make_context as make_context
     from rhino.ir.mlir.reader import read_module as read_module
+    from rhino.loss_scale import LossScale as LossScale
     from rhino.parallelized import Parallelized as Parallelized
     from rhino.parallelized import parallelize as parallelize
     from rhino.passes.analysis.annotate_candidates import AnnotateCandidates as AnnotateCandidates
@@ -53,6 +54,7 @@ _HOMES: Final = {
     "rhino.ir.diagnostics": ("RhinoError",),
     "rhino.ir.mlir.bindings": ("make_context",),
     "rhino.ir.mlir.reader": ("read_module",),
+    "rhino.loss_scale": ("LossScale",),
     "rhino.parallelized": ("Parallelized", "parallelize"),
     "rhino.passes.analysis.annotate_candidates": ("AnnotateCandidates",),
     "rhino.passes.analysis.annotate_work": ("AnnotateWork",),

@@ -39,6 +39,13 @@ class Pieces:
     names: tuple[str, ...]
     static: tuple[tuple[int | str, Hashable], ...]
 
+    def with_named(self, name: str, value: Tree) -> Pieces:
+        """Returns the arrays of the call with one more argument, by name."""
+        place = sum(one < name for one in self.names)
+        number = len(self.values) - len(self.names) + place
+        values = (*self.values[:number], value, *self.values[number:])
+        return replace(self, values=values, names=(*self.names[:place], name, *self.names[place:]))
+
     def all_arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Returns the arguments of the user's function, constants and all."""
         num_positional = len(self.values) - len(self.names)

@@ -22,6 +22,7 @@ from rhino.ir.diagnostics import RhinoError
 from rhino.ir.plan.files import plan_digest
 from rhino.ir.plan.plan import dims_text
 from rhino.jit_program import JitProgram, make_program
+from rhino.passes.precision.mixed_precision import F16
 from rhino.plan import Plan
 from rhino.plan_options import PlanOptions
 from rhino.planner import Planned, adopt_plan, plan_function
@@ -43,6 +44,12 @@ class CallOptions:
     mesh: AbstractMesh | None
     devices: tuple[jax.Device, ...] | None
     verify: bool = False
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether the function is computed in f16, with a loss scale."""
+        kept = self.plan.facts.options if self.plan is not None else {}
+        return F16 in (self.plan_options.amp, kept.get("amp"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +100,7 @@ def make_entry(
     staying = _staying(traced, request, before, pieces) if before is not None and kept is None else None
     found = _planned_first([request] if staying is None else [staying, request], traced, kept)
     devices = _first(options.devices, found.plan.num_devices, shape.name)
-    plan = Plan(found.plan, Trees(key.tree, traced.out_tree), devices, traced)
+    plan = Plan(found.plan, Trees(key.tree, traced.out_tree, traced.loss_scale), devices, traced)
     return Entry(replace(traced, code=b""), plan, found.code, shape.donated_pieces(pieces))
 
 
@@ -113,7 +120,7 @@ def _staying(traced: Traced, request: PlanOptions, before: Entry, pieces: Pieces
         and not key_dims(aval)
         for leaf, aval in zip(leaves, traced.in_avals, strict=True)
     ]
-    planned = jax.tree.leaves(plan.in_shardings) if any(there) else leaves
+    planned = jax.tree.leaves(plan.program_shardings[0]) if any(there) else leaves
     pins = tuple(
         f"{one.path}={dims_text(one.dims)}"
         for leaf, sharding, one, is_there in zip(leaves, planned, facts.arguments, there, strict=True)

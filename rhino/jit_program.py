@@ -113,8 +113,8 @@ def make_program(traced: Traced, plan: Plan, code: bytes, donated: tuple[int, ..
         )
 
     run.__name__ = run.__qualname__ = traced.name
-    shardings = plan.in_shardings
-    jitted = jax.jit(run, in_shardings=shardings, out_shardings=plan.out_shardings, donate_argnums=donated)
+    shardings, given = plan.program_shardings
+    jitted = jax.jit(run, in_shardings=shardings, out_shardings=given, donate_argnums=donated)
     return JitProgram(key, plan, jitted, shardings, tuple(_watched(traced, donated)) if on_cpu else (), on_cpu)
 
 

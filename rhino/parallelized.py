@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from time import perf_counter
@@ -19,6 +19,7 @@ from rhino.ir.cluster.mesh import parse_meshes
 from rhino.ir.diagnostics import ExitCode, RhinoError
 from rhino.ir.plan.plan import AUTOTUNE, SHARD
 from rhino.ir.plan.plan import Plan as PlanFacts
+from rhino.ir.program.loss_scale import NAME
 from rhino.ir.units import format_bytes, format_seconds
 from rhino.jit_program import Getter, NewShapesError
 from rhino.keywords import (
@@ -32,6 +33,7 @@ from rhino.keywords import (
     stages_of,
     texts,
 )
+from rhino.loss_scale import LossScale, first_loss_scale, loss_scale_of, with_loss_scale
 from rhino.new_arguments import differences
 from rhino.passes.pipeline.rematerialize import BY_STAGE
 from rhino.passes.planner.aot import smaller_budget
@@ -75,7 +77,9 @@ class Parallelized:
         self, fn: Callable[..., Any], shape: CallShape, options: CallOptions, on_new_shapes: OnNewShapes
     ) -> None:
         functools.update_wrapper(self, fn)
-        self._fn, self._shape, self._options, self._on_new_shapes = fn, shape, options, on_new_shapes
+        self._loss_scale = first_loss_scale() if options.is_scaled else None
+        self._fn = with_loss_scale(fn, shape.signature) if options.is_scaled else fn
+        self._shape, self._options, self._on_new_shapes = shape, options, on_new_shapes
         self._entries: dict[Key, Entry] = {}
         self._run: Any = None  # what jit gave for the last call, if arguments can be handed on as they are
         self._watched: tuple[Getter, ...] = ()
@@ -92,24 +96,51 @@ class Parallelized:
                 for get in self._watched:
                     if get(args).is_deleted():
                         raise NewShapesError
-                return run(*args)
+                return run(*args) if self._loss_scale is None else self._scaled(run(*args, self._loss_scale))
             except _MAY_HAVE_CHANGED:
                 pass  # what has, is seen below
-        return self._dispatch(self._shape.split(args, kwargs))
+        return self._dispatch(self._split(args, kwargs))
+
+    @property
+    def loss_scale(self) -> LossScale | None:
+        """The loss scale of the next call of a step in f16, which is state: save it beside the step's, and set it.
+
+        None for a step that has none.
+        """
+        return self._loss_scale
+
+    @loss_scale.setter
+    def loss_scale(self, value: LossScale) -> None:
+        """Raises RHI-JAX-002 where the step has none, or that is none."""
+        if self._loss_scale is None:
+            what = f"{self._shape.name} has no loss scale"
+            raise RhinoError("RHI-JAX-002", what, fix="give amp='f16', or leave it out")
+        self._loss_scale = loss_scale_of(value)
+
+    def _split(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Pieces:
+        """Returns a call's arrays, with the loss scale where there is one, apart from its constants."""
+        pieces = self._shape.split(args, kwargs)
+        return pieces if self._loss_scale is None else pieces.with_named(NAME, self._loss_scale)
+
+    def _scaled(self, result: Any) -> Any:  # noqa: ANN401 - the function's own
+        """Returns the results of a step without its next loss scale, which is kept."""
+        own, self._loss_scale = result
+        return own
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:  # noqa: ANN401 - the function's own
         """Returns the plan for arguments of these shapes (arrays or `jax.ShapeDtypeStruct`s). Needs no devices."""
-        return self._entry(self._shape.split(args, kwargs)).plan
+        return self._entry(self._split(args, kwargs)).plan
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:  # noqa: ANN401 - the function's own
         """Returns the planned program, lowered by jit.
 
-        Its `.compile()` returns a program that takes the arrays of a call, without the constants.
+        Its `.compile()` returns a program that takes the arrays of a call, without the constants. One with a loss scale
+        takes that behind them, and returns it beside the function's results.
 
         Raises:
             RhinoError: RHI-JAX-009 for a plan in stages, which is several programs.
         """
-        pieces = self._shape.split(args, kwargs)
+        pieces = self._split(args, kwargs)
         program = self._entry(pieces).program
         if isinstance(program, StagePrograms):
             what = f"the plan of {self._shape.name} is in stages: there is no one program to lower"
@@ -162,9 +193,9 @@ class Parallelized:
         if expected is not None:
             check_step(expected, result, entry, self._options.plan_options.op_rules)
             self._verified.add(program.key)
-        self._run = None if self._shape.static or pieces.names else program.run
+        self._run = None if self._shape.static or set(pieces.names) - {NAME} else program.run
         self._watched = program.watched
-        return result
+        return result if self._loss_scale is None else self._scaled(result)
 
     def _within_budget(self, entry: Entry, pieces: Pieces) -> Entry:
         """Returns the entry for a call, planned again within less where its compiled program is over the budget.
@@ -329,7 +360,8 @@ def parallelize(
             such names. "8-parts" takes those of each of 8 equal parts of the batch, whatever the micro-batches are, as
             data parallelism by hand does on 8 devices.
         amp: "bf16" computes in bf16 what is written in f32, with parameters, optimizer states and sums in f32: what is
-            computed is then that step. "bf16:sums" sums up gradients of parameters in bf16, too.
+            computed is then that step. "bf16:sums" sums up gradients of parameters in bf16, too. "f16" computes in f16,
+            and scales the loss by `loss_scale`, which calls keep: save it with the state.
         offload: True lets arguments that only their update reads, as moments of optimizers, and what the forward pass
             saves for the backward pass lie in host memory, where
             the budget binds.

@@ -162,8 +162,8 @@ class Plan:
         This is a tuple with a tree for each argument that is no constant. A stack whose rows lie on several ranks has a
         `rhino.SplitSharding`.
         """
-        leaves = _by_leaf(self.facts.arguments, self.argument_shardings)
-        return jax.tree.unflatten(known(self.trees, self.function).arguments, leaves)
+        every, place = self.program_shardings[0], known(self.trees, self.function).loss_scale
+        return every if place is None else (*every[:place], *every[place + 1 :])
 
     @property
     def out_shardings(self) -> Any:  # noqa: ANN401 - a pytree
@@ -172,11 +172,18 @@ class Plan:
         It is on the mesh of the result's rank. A result that every process gets is replicated on the first rank of
         each.
         """
-        found: list[NamedSharding] = self.result_shardings
+        every = self.program_shardings[1]
+        return every if known(self.trees, self.function).loss_scale is None else every[0]
+
+    @property
+    def program_shardings(self) -> tuple[Any, Any]:
+        """The shardings of the arguments and results of the program, which may have a loss scale among them."""
+        trees, found = known(self.trees, self.function), self.result_shardings
         if self.team is not None:
             found = [self.shared_sharding if number in self.shared else one for number, one in enumerate(found)]
-        leaves = _by_leaf(self.facts.results, found)
-        return jax.tree.unflatten(known(self.trees, self.function).results, leaves)
+        arguments = _by_leaf(self.facts.arguments, self.argument_shardings)
+        results = _by_leaf(self.facts.results, found)
+        return jax.tree.unflatten(trees.arguments, arguments), jax.tree.unflatten(trees.results, results)
 
     @property
     def argument_shardings(self) -> list[NamedSharding]:

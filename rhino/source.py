@@ -16,6 +16,7 @@ from rhino.ir.mlir.donation import ALIAS, KEPT
 from rhino.ir.mlir.reader import entry_function, read_module
 from rhino.ir.plan.leaves import leaf_groups
 from rhino.ir.plan.plan import Tensor, kind_of
+from rhino.ir.program.loss_scale import LOSS_SCALE, PARTS
 from rhino.passes.planner.module_facts import Sides, Unsplit, boundary
 from rhino.traced import Traced, key_dims
 
@@ -23,7 +24,10 @@ SIDES: Final[tuple[Side, ...]] = ("arg", "res")
 
 
 def read_traced(traced: Traced, context: ir.Context) -> ir.Module:
-    """Returns the module as traced, with aliases on the carried arguments, and marks on those the caller keeps."""
+    """Returns the module as traced, with aliases on the carried arguments, and marks on those the caller keeps.
+
+    So have those that hold a loss scale.
+    """
     module = read_module(traced.code, traced.name, context)
     with context:
         entry = entry_function(module)
@@ -33,6 +37,9 @@ def read_traced(traced: Traced, context: ir.Context) -> ir.Module:
             attributes[number][ALIAS] = ir.IntegerAttr.get(int32, result)
             if number in traced.kept:
                 attributes[number][KEPT] = ir.UnitAttr.get()
+        if (first := traced.loss_scale_leaf) is not None:
+            for number, part in enumerate(PARTS, first):
+                attributes[number][LOSS_SCALE] = ir.StringAttr.get(part)
         set_boundary_attributes(entry, "arg", attributes)
     return module
 

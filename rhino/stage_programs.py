@@ -37,7 +37,7 @@ class StagePrograms:
     def __init__(self, traced: Traced, plan: Plan) -> None:
         """Raises RHI-RUN-004 where the devices do not do, RHI-RUN-007 where another process does not come."""
         self.key: Key = traced.key
-        self.in_shardings: tuple[Any, ...] = plan.in_shardings
+        self.in_shardings: tuple[Any, ...] = plan.program_shardings[0]
         self._traced = traced
         arguments, results = plan.facts.arguments, plan.facts.results
         given, made = ([one.num_key_dims for one in side] for side in leaf_tensors(arguments, results))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -11,10 +12,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 
-from rhino.call import CallShape, Key, Pieces, shapes_of
+from rhino.call import CallShape, Key, Pieces, Tree, shapes_of
 from rhino.carried import carried
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.mlir.shardings import module_mesh
+from rhino.ir.program.loss_scale import NAME
 from rhino.ir.request.scope_sharding import renumbered
 
 _OTHER_MESH: Final = "The context mesh"
@@ -27,7 +29,7 @@ class Traced:
 
     `code` is its module, with an argument for each leaf, used or not. `out_avals` are JAX's own of the results; `alias`
     says which argument comes back as which result (leaves by number), `kept` which of these the caller keeps, for they
-    are not donated.
+    are not donated. `loss_scale` is the number of the argument that is one, None where there is none.
     """
 
     name: str
@@ -38,6 +40,14 @@ class Traced:
     out_tree: jax.tree_util.PyTreeDef
     alias: dict[int, int]
     kept: frozenset[int]
+    loss_scale: int | None = None
+
+    @property
+    def loss_scale_leaf(self) -> int | None:
+        """The first leaf of the loss scale."""
+        if self.loss_scale is None:
+            return None
+        return sum(int(one.num_leaves) for one in self.key.tree.children()[: self.loss_scale])
 
 
 def trace(fn: Callable[..., Any], shape: CallShape, pieces: Pieces, key: Key, mesh: AbstractMesh | None) -> Traced:
@@ -57,12 +67,27 @@ def trace(fn: Callable[..., Any], shape: CallShape, pieces: Pieces, key: Key, me
     avals = tuple(traced.jaxpr.in_avals)
     specs = jax.tree.unflatten(tree, [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in avals])
     donated = shape.donated_pieces(pieces)
-    pairs = carried(specs, traced.out_info, donated)
+    places = shape.places(pieces)
+    scale = places.index(NAME) if NAME in places else None
+    pairs = (
+        carried(specs, traced.out_info, donated) if scale is None else _carried(specs, traced.out_info, donated, scale)
+    )
     given = [number for number, value in enumerate(specs) for _ in jax.tree.leaves(value)]
     kept = frozenset(leaf for leaf in pairs if given[leaf] not in donated)
     # Numbers of scopes go on from trace to trace; a program is to be the same each time.
     text = renumbered(str(module.operation.get_asm(enable_debug_info=True)))
-    return Traced(shape.name, text.encode(), key, avals, tuple(traced.jaxpr.out_avals), traced.out_tree, pairs, kept)
+    outs = tuple(traced.jaxpr.out_avals)
+    return Traced(shape.name, text.encode(), key, avals, outs, traced.out_tree, pairs, kept, scale)
+
+
+def _carried(arguments: Tree, results: Tree, donated: Sequence[int], scale: int) -> dict[int, int]:
+    """Returns what `carried` does, for a function with a loss scale as an argument of that number."""
+    own, given = results
+    pairs = carried((*arguments[:scale], (), *arguments[scale + 1 :]), own, donated)
+    first = len(jax.tree.leaves(arguments[:scale]))
+    size, end = len(jax.tree.leaves(given)), len(jax.tree.leaves(own))
+    found = {leaf + (size if leaf >= first else 0): result for leaf, result in pairs.items()}
+    return dict(sorted((found | {first + n: end + n for n in range(size)}).items()))
 
 
 def _lowered(jitted: Any, args: Any, kwargs: Any, name: str, mesh: AbstractMesh | None) -> tuple[Any, Any]:  # noqa: ANN401 - JAX's

@@ -11,10 +11,14 @@ from rhino.ir.diagnostics import RhinoError
 
 @dataclass(frozen=True, slots=True)
 class Trees:
-    """How a function's arrays stand in its arguments (a tuple of those that are no constants) and in its results."""
+    """How a function's arrays stand in its arguments (a tuple of those that are no constants) and in its results.
+
+    Where the program has a loss scale, that is the argument of number `loss_scale`, and the second of two results.
+    """
 
     arguments: jax.tree_util.PyTreeDef
     results: jax.tree_util.PyTreeDef
+    loss_scale: int | None = None
 
 
 def known(trees: Trees | None, function: str) -> Trees:

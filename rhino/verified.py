@@ -73,7 +73,7 @@ def expected_step(fn: Callable[..., Any], pieces: Pieces, entry: Entry) -> Expec
         )
         raise RhinoError("RHI-JAX-009", what, fix="verify it with a smaller batch or fewer layers, or leave verify out")
     if made is None:
-        places = _dividing(plan.in_shardings, pieces.values)
+        places = _dividing(plan.program_shardings[0], pieces.values)
         with jax.sharding.set_mesh(plan.mesh) if names_a_mesh else nullcontext():
             made = jax.jit(step, in_shardings=places)(*jax.device_put(jax.tree.map(off_host, pieces.values), places))
     return Expected(_hosts(pieces.values), _hosts(made))

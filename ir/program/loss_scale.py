@@ -16,6 +16,9 @@ SCALE, GOOD_STEPS = "scale", "good_steps"
 
 PARTS: Final = (SCALE, GOOD_STEPS)
 
+NAME: Final = "rhino_loss_scale"
+"""What the arguments are called, with a part behind a dot."""
+
 FIRST: Final = {SCALE: 2.0**15, GOOD_STEPS: 0}
 """What a step starts from."""
 

@@ -12,7 +12,7 @@ from rhino.ir.mlir.boundary import boundary_attributes, set_boundary_attributes,
 from rhino.ir.mlir.donation import ALIAS
 from rhino.ir.mlir.reader import end_of
 from rhino.ir.program.identity import make_constant
-from rhino.ir.program.loss_scale import FACTOR, LOSS_SCALE, PARTS, PERIOD, RANGE
+from rhino.ir.program.loss_scale import FACTOR, LOSS_SCALE, NAME, PARTS, PERIOD, RANGE
 from rhino.ir.program.named_tensors import RESULT_INFO
 
 Value = ir.Value[Any]
@@ -54,7 +54,7 @@ def _add_arguments(entry: func.FuncOp) -> None:
     values = [*end.operands]
     for part, kind in zip(PARTS, kinds, strict=True):
         alias = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), len(values))
-        name = f"loss_scale.{part}"
+        name = f"{NAME}.{part}"
         values.append(block.add_argument(kind, ir.Location.name(name)))
         sides[0].append({LOSS_SCALE: ir.StringAttr.get(part), ALIAS: alias})
         sides[1].append({RESULT_INFO: ir.StringAttr.get(name)})
