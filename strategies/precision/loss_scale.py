@@ -57,8 +57,8 @@ def find_cotangents(facts: StepFacts) -> dict[int, int]:
     """Returns the products that give gradients, and which of their two operands follows from the loss."""
     last = [op for op in facts.products if not any(facts.leads[value] for value in facts.graph.results(op))]
     pairs = {op: tuple(facts.operands[op]) for op in last if len(set(facts.operands[op])) == 2}
-    read = dict.fromkeys(value for pair in pairs.values() for value in pair)
-    bits = {value: 1 << number for number, value in enumerate(read)}
+    both = dict.fromkeys(value for pair in pairs.values() for value in pair)
+    bits = {value: 1 << number for number, value in enumerate(both)}
     reach = _reach(facts, bits)
     found: dict[int, int] = {}
     known, is_new = 0, True

@@ -47,7 +47,8 @@ class StepFacts:
 
     Lists are by op or by value. `tensors` says which values are f32 and have dims: a scalar is of any width. `leads`
     says which values lead to a product in 16 bits, `data` which follow from arguments that are no parameters, but for
-    numbers. `products` compute in 16 bits; `kept` are the others, with the reason.
+    numbers. `states` are what loops over several steps carry. `products` compute in 16 bits; `kept` are the others,
+    with the reason.
     """
 
     def __init__(self, graph: Graph, given: Given) -> None:
@@ -61,6 +62,7 @@ class StepFacts:
         self.tensors = [a and b for a, b in zip(self.is_wide_type, self.has_dims, strict=True)]
         self.loop_of_end = {loop.end: loop for loop in graph.loops}
         self.constant = [maker >= 0 and graph.cls(maker).free for maker in graph.value_op.tolist()]
+        self.states = self._states()
         self.parameters, moments = self._arguments()
         self.products, self.kept = self._products(moments)
         self.leads = self.leading(value for op in self.products for value in self.operands[op])
@@ -85,12 +87,14 @@ class StepFacts:
                     yield value, result
 
     def leading(self, targets: Iterable[int]) -> list[bool]:
-        """Returns which values lead to one of these, or are one [values]."""
+        """Returns which values lead to one of these in one step, or are one [values]."""
         found = self._marked(targets)
 
         def visit(op: int) -> None:
+            is_end = op in self.loop_of_end
             for value, result in self.edges(op):
-                found[value] |= found[result]
+                if not is_end or result not in self.states:
+                    found[value] |= found[result]
 
         self.until_settled(found, visit, reverse=True)
         return found
@@ -123,6 +127,16 @@ class StepFacts:
         for value in values:
             found[value] = True
         return found
+
+    def _states(self) -> frozenset[int]:
+        """Returns what loops over steps carry from step to step: what starts as an argument that is updated."""
+        arguments = self.graph.arguments
+        return frozenset(
+            result
+            for loop in self.graph.loops
+            for value, result in self.edges(loop.op)
+            if value < len(arguments) and arguments[value].alias is not None
+        )
 
     def _arguments(self) -> tuple[frozenset[int], frozenset[int]]:
         """Returns the parameters and the moments."""

@@ -41,6 +41,8 @@ def find_widths(facts: StepFacts, rounded: frozenset[int]) -> list[int]:
     def visit(op: int) -> None:
         if facts.hands_on(op):
             for value, result in facts.edges(op):
+                if op in facts.loop_of_end and result in facts.states:
+                    continue
                 is_added = result in facts.sums and op in facts.loop_of_end and found[value] >= Width.NARROW
                 settle(result, Width.WIDE if is_added else found[value])
                 strengthen(value, found[result], result)

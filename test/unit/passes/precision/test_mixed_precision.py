@@ -355,10 +355,23 @@ def test_a_saved_plan_is_of_the_step_in_bf16(tmp_path):
         np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
 
 
-@pytest.mark.parametrize(("amp", "words"), [("f16", "a loss scale"), ("fp8", "is no type for mixed precision")])
-def test_other_types_are_refused(amp, words):
-    with pytest.raises(RhinoError, match=f"RHI-AMP-001.*{words}"):
-        rhino.parallelize(perceptron_step(narrow=False), cluster="cpu4", amp=amp)
+def test_other_types_are_refused():
+    with pytest.raises(RhinoError, match=r"RHI-AMP-001.*is no type for mixed precision"):
+        rhino.parallelize(perceptron_step(narrow=False), cluster="cpu4", amp="fp8")
+
+
+def by_steps(state, x, y):
+    """Several steps in one call: parameters are carried from step to step."""
+    return lax.scan(lambda now, batch: perceptron_step(narrow=False)(now, *batch), state, (x, y))
+
+
+def test_a_loop_over_steps_keeps_its_parameters_in_f32():
+    state, *batch = perceptron_inputs()
+    inputs = state, *(one.reshape(4, -1, one.shape[1]) for one in batch)
+    text, leaves = text_of(by_steps, *inputs), jax.tree.leaves(inputs)
+    found, wanted = run(passed(text, AMP)[0], leaves), run(passed(text, NORMAL)[0], leaves)
+    off = [error(*one) for one in zip(found[:12], wanted[:12], map(np.subtract, wanted, leaves[:12]), strict=False)]
+    assert max(off) < 4 * ROUNDING, "of what the steps change, which rounded parameters would lose"
 
 
 def test_complex_constants_stay_as_they_are():
