@@ -11,8 +11,9 @@ from test_mixed_precision import error, gradients, passed, perceptron_inputs, pe
 
 import rhino
 from rhino.ir.diagnostics import RhinoError
+from rhino.ir.mlir.bindings import make_context
 from rhino.ir.mlir.manual import wrap_manual
-from rhino.ir.mlir.reader import walk
+from rhino.ir.mlir.reader import read_module, walk
 from rhino.passes.sharding.localize import localized_copy
 from rhino.runtime.executor.executable import compile_module
 
@@ -264,24 +265,22 @@ def test_what_has_no_backward_pass_has_no_loss_scale():
     ],
 )
 def test_drawn_plans_give_the_answer_of_one_device(name, mesh, seed):
+    """With f16 read as f32, so that nothing is lost in sums over devices; all devices skip a step alike."""
     text, leaves, count = small_step(name) if name in STEPS else gradients(name)
-    module = passed(text, F16)[0]
-    inputs = [[*leaves, *scale] for scale in (FIRST, OVERFLOW)]
-    wanted = run(module, inputs[0])
-    drawn = drawable(str(passed(text, F16)[0]), mesh)
+    program = str(passed(text, F16)[0]).replace("f16", "f32")
+    inputs = [[*leaves, *scale] for scale in (FIRST, [np.float32(np.inf), np.int32(7)])]
+    wanted = run(read_module(program.encode(), "step", make_context()), inputs[0])
+    drawn = drawable(program, mesh)
     drawn.plan(seed, MOODS[seed])
     local = wrap_manual(localized_copy(drawn.module, "step"))
     executable = compile_module(local, jax.devices()[: np.prod([int(size) for size in mesh.split("x")])])
-    made, overflown = (
+    made, skipped = (
         executable.fetch(executable.run([executable.put(*one) for one in enumerate(values)])) for values in inputs
     )
     steps = [now - old for now, old in zip(wanted, leaves[:count], strict=False)]
-    off = [error(*one) for one in zip(made[:count], wanted[:count], steps, strict=True)]
-    full = run(passed(text, NORMAL)[0], leaves)
-    rounding = [error(*one) for one in zip(wanted[:count], full[:count], steps, strict=True)]
-    assert np.median(off) <= 1.5 * np.median(rounding)
-    assert all(np.array_equal(got, leaf) for got, leaf in zip(overflown, leaves[:count], strict=False))
-    assert [float(one) for one in (*made[-2:], *overflown[-2:])] == [FIRST[0], 1, *HALVED]
+    assert max(error(*one) for one in zip(made[:count], wanted[:count], steps, strict=True)) < 1e-4
+    assert all(np.array_equal(got, leaf) for got, leaf in zip(skipped, leaves[:count], strict=False))
+    assert [float(one) for one in (*made[-2:], *skipped[-2:])] == [FIRST[0], 1, np.inf, 0]
 
 
 @pytest.mark.parametrize(
