@@ -477,7 +477,8 @@ def _add_steps(group: argparse._ArgumentGroup) -> None:
         "--amp",
         metavar="T",
         help="compute in bf16 what is written in f32, with parameters, optimizer states and sums in f32; bf16:sums "
-        "sums up gradients of parameters in bf16, too, which halves what devices send",
+        "sums up gradients of parameters in bf16, too, which halves what devices send; f16 computes in f16, with a "
+        "loss scale that the step takes and gives",
     )
     add(
         "--offload",

@@ -17,10 +17,10 @@ SCALE, GOOD_STEPS = "scale", "good_steps"
 PARTS: Final = (SCALE, GOOD_STEPS)
 
 NAME: Final = "rhino_loss_scale"
-"""What the arguments are called, with a part behind a dot."""
+"""What the arguments are called, each with its part behind a dot."""
 
 FIRST: Final = {SCALE: 2.0**15, GOOD_STEPS: 0}
-"""What a step starts from."""
+"""What training starts from, by part."""
 
 FACTOR: Final = 2.0
 """By what the scale is multiplied behind `PERIOD` good steps, and divided behind a step that is not."""

@@ -1,8 +1,8 @@
 """Draw a program's inputs from a seed, or read some of them from a file.
 
-The rule knows no names: integers that index something must stay small, and a value whose square root or logarithm is
-taken must not be negative (the second moment of an optimizer, say). Everything else is drawn with both signs, so that
-sums cancel as they do in training.
+The rule knows no names but those of a loss scale: integers that index something must stay small, and a value whose
+square root or logarithm is taken must not be negative (the second moment of an optimizer, say). Everything else is
+drawn with both signs, so that sums cancel as they do in training.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.reader import entry_function
+from rhino.ir.program.loss_scale import FIRST, NAME
 from rhino.runtime.executor.executable import Host
 from rhino.runtime.executor.signature import Signature, Value
 
@@ -56,7 +57,13 @@ class InputRule:
     nonnegative: frozenset[int]
 
     def draw(self, value: Value, step: int = 0) -> Host:
-        """Returns the value of one argument; another `step` gives another value."""
+        """Returns the value of one argument; another `step` gives another value.
+
+        A loss scale is the one that training starts from.
+        """
+        owner, _, part = value.name.partition(".")
+        if owner == NAME and part in FIRST:
+            return np.asarray(FIRST[part]).astype(value.dtype)
         random = np.random.default_rng([self.seed, value.index, step])
         return np.asarray(self._draw(random, value)).astype(value.dtype)
 
