@@ -35,6 +35,7 @@ from rhino.passes.planner.autotune import NOT_MADE, Made, choose_plan
 from rhino.passes.planner.choose_layouts import host_shares
 from rhino.passes.planner.evaluate import Setup
 from rhino.passes.planner.module_facts import cluster_lines
+from rhino.passes.planner.repeated_passes import RepeatedPasses
 from rhino.passes.planner.request import MEMORY, Decided, PlanRequest
 from rhino.passes.planner.staged_fitting import Attempt, fit_in_stages
 from rhino.passes.planner.staged_plan import cut_step, make_staged_plan, prove_fit, source_of_staged
@@ -276,12 +277,12 @@ def _staged(traced: Traced, request: PlanRequest, module: ir.Module, own: PlanOp
 
 def _in_stages(traced: Traced, request: PlanRequest, module: ir.Module) -> Planned:
     """Returns the plan of `module` in the stages and micro-batches of the request, as predicted."""
-    nonnegative, budget = sorted(nonnegative_arguments(module)), request.budget_bytes
+    nonnegative, budget, repeated = sorted(nonnegative_arguments(module)), request.budget_bytes, RepeatedPasses()
 
     def make(more: dict[str, str]) -> Attempt[Plan]:
         step, remarks = read_traced(traced, make_context()), Remarks(traced.name)
         options = {**request.staged_options(), **more}
-        source = cut_step(step, traced.name, options, remarks, key_words(traced))
+        source = cut_step(step, traced.name, options, remarks, key_words(traced), repeated=repeated)
         plan = make_staged_plan(step, source, request.cluster, budget, options, nonnegative).plan
         arguments, results = with_kinds(traced, (plan.arguments, plan.results))
         plan = replace(plan, versions={"jax": jax_version}, arguments=arguments, results=results)

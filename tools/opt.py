@@ -221,7 +221,7 @@ class _Run:
             elif self.options.is_decided and planner:
                 module = self.decided(module, planner, result)
             else:
-                self.run_passes(module, self.items, result.remarks)
+                self.run_passes(module.operation, self.items, result.remarks)
         if self.options.plan and self.options.output == "-":
             return b""
         if not self.options.emit_bytecode:
@@ -265,14 +265,17 @@ class _Run:
 
     def in_stages(self, module: ir.Module, planner: Planner, options: Namespace, budget: int) -> _Staged:
         """Returns what the passes make of `module`, and its plan, which is predicted to fit in a budget of its own."""
+        from rhino.passes.planner.repeated_passes import RepeatedPasses  # noqa: PLC0415 - as above
         from rhino.passes.planner.staged_fitting import Attempt, fit_in_stages  # noqa: PLC0415 - as above
         from rhino.passes.planner.staged_plan import prove_fit  # noqa: PLC0415 - as above
 
         start, limited = bytecode(module), Namespace(**{**vars(options), "budget": str(budget)})
+        shown = self.options.mlir_print_ir_after_all or self.options.mlir_timing
+        run = self.run_passes if shown else RepeatedPasses().run
 
         def make(more: dict[str, str]) -> Attempt[tuple[ir.Module, StagedPlan]]:
             own, remarks, line = ir.Module.parse(start, self.context), Remarks(self.file), with_added(limited, more)
-            self.run_passes(own, steps(line), remarks)
+            run(own.operation, steps(line), remarks)
             staged = planner.plan(own, line)
             return Attempt((own, staged), staged.plan, remarks)
 
@@ -301,7 +304,7 @@ class _Run:
         module, result.remarks = judged.best.found.module, judged.best.found.remarks
         if self.options.plan:
             save_plan(replace(judged.plan(), request=asked(self.options.asked)), Path(self.options.plan))
-        self.run_passes(module, [one for one in self.items if isinstance(one, Localize)], result.remarks)
+        self.run_passes(module.operation, [one for one in self.items if isinstance(one, Localize)], result.remarks)
         return module
 
     def one_program(self, module: ir.Module, options: Namespace, remarks: Remarks) -> Plan:
@@ -309,7 +312,7 @@ class _Run:
         from rhino.tools.opt_search import asked  # noqa: PLC0415 - as above
 
         plan = search(module, Path(self.file).name, self.given(options), remarks).plan
-        self.run_passes(module, [one for one in steps(options) if isinstance(one, Localize)], remarks)
+        self.run_passes(module.operation, [one for one in steps(options) if isinstance(one, Localize)], remarks)
         if options.timeline:
             print("rhino-opt: the plan is one program, which has no timeline", file=self.stderr)
         return replace(plan, request=asked(options.asked))
@@ -363,7 +366,7 @@ class _Run:
                 own, remarks = read(), Remarks(self.file)
                 plan = self.one_program(own, options, remarks) if options.makes_file else None
                 if plan is None:
-                    self.run_passes(own, steps(options), remarks)
+                    self.run_passes(own.operation, steps(options), remarks)
                 return in_one(own, remarks, plan, options)
             comparer = comparer_of(read, self.file, self.given(options), options, self.stderr)
 
@@ -382,7 +385,7 @@ class _Run:
         requested: bool | None = self.options.mlir_print_debuginfo
         return self.options.output != "-" if requested is None else requested
 
-    def run_passes(self, module: ir.Module, items: Sequence[Item], remarks: Remarks) -> None:
+    def run_passes(self, module: ir.Operation, items: Sequence[Item], remarks: Remarks) -> None:
         manager = build_pass_manager(items, self.context, remarks)
         if self.options.mlir_print_ir_after_all:
             self.context.enable_multithreading(False)  # or the printed functions would mix
@@ -390,7 +393,7 @@ class _Run:
         if self.options.mlir_timing:
             manager.enable_timing()
         self.stderr.flush()
-        manager.run(module.operation)
+        manager.run(module)
 
     def listening(self, result: _Outcome) -> ir.DiagnosticHandler:
         """Takes up, while it is entered, what MLIR says beside errors."""

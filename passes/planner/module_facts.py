@@ -143,7 +143,7 @@ ROW_LIMITS: Final = ("rows", "stage-rows")
 def given_options(options: Mapping[str, str]) -> dict[str, str]:
     """Returns the options of passes that a plan keeps.
 
-    Left out are the cluster, what the plan records itself, and what follows from these.
+    Left out are the cluster, what the plan records itself, what follows from these, and what was not to be done.
     """
     own = (
         "cluster",
@@ -157,4 +157,4 @@ def given_options(options: Mapping[str, str]) -> dict[str, str]:
         "schedule",
         "split-backward",
     )
-    return {name: text for name, text in options.items() if text and name not in own}
+    return {name: text for name, text in options.items() if text not in ("", "false") and name not in own}

@@ -79,6 +79,12 @@ class Attempt(Generic[T]):
         return cut.held_bytes
 
     @property
+    def is_limited(self) -> bool:
+        """Whether a limit has a say in the cut: stages that save less than all are cut for their work alone."""
+        cut = self.remarks.find(StageCut)
+        return cut is None or cut.staging.problem.budget_bytes is not None
+
+    @property
     def rows_bytes(self) -> float | None:
         """What rows count for a device of a rank, in the mean; None where no sharding was chosen."""
         choice = self.remarks.find(ShardingChoice)
@@ -94,27 +100,30 @@ def fit_in_stages(
 ) -> Attempt[T]:
     """Returns the fastest attempt that fits, or the smallest where none does: the caller refuses that.
 
-    `make` takes what is added to the options of `auto-parallel`. Where nothing fits, `shares` of what is saved for the
-    backward pass go to host memory, one after the other (`host_shares`). Where each stage recomputes what its memory
-    asks for and nothing fits, all stages recompute all they can.
+    `make` takes what is added to the options of `auto-parallel`. Where that may use host memory, and memory binds, the
+    step is planned without, too: in so many more choices the search may find a worse one. Where nothing fits, `shares`
+    of what is saved for the backward pass go to host memory, one after the other (`host_shares`). Where each stage
+    recomputes what its memory asks for and nothing fits, all stages recompute all they can.
 
     Raises:
         RhinoError: the first that `make` raised, where nothing else came of it.
     """
     found: list[Attempt[T]] = []
     refused: list[RhinoError] = []
-    added: list[dict[str, str]] = [{}, *({"host-share": f"{share:g}"} for share in shares)]
+    on_host = [{"host-share": f"{share:g}"} for share in shares]
+    added: list[dict[str, str]] = [*([_ON_DEVICES] if shares else []), {}, *on_host]
     for given in added:
         try:
-            one = _fit(lambda more: make({**given, **more}), budget_bytes)  # noqa: B023 - called at once
+            one, is_bound = _fit(lambda more: make({**given, **more}), budget_bytes)  # noqa: B023 - called at once
         except RhinoError as error:
             if error.exit_code != ExitCode.DOES_NOT_FIT:
                 raise
             refused.append(error)
             continue
-        if one.peak_bytes <= budget_bytes:
-            return one
         found.append(one)
+        fast = [one for one in found if one.peak_bytes <= budget_bytes]
+        if fast and not (given is _ON_DEVICES and is_bound):
+            return min(fast, key=_step)
         if one.held_bytes and _ALL not in added:
             added.append(_ALL)
     if not found:
@@ -122,11 +131,15 @@ def fit_in_stages(
     return min(found, key=_peak)
 
 
-def _fit(make: Callable[[dict[str, str]], Attempt[T]], budget_bytes: int) -> Attempt[T]:
+def _fit(make: Callable[[dict[str, str]], Attempt[T]], budget_bytes: int) -> tuple[Attempt[T], bool]:
+    """Returns the fastest attempt that fits, else the smallest, and whether memory binds: one without limits does not.
+
+    Raises the first refusal where nothing was found.
+    """
     attempts = _Attempts(make, budget_bytes)
     free = attempts.within(_UNLIMITED)
     if free and (attempts.fits(free) or free.rows_bytes is None):
-        return free
+        return free, not attempts.fits(free)
     limits = (
         RowLimits.below(free.rows_bytes, free.peak_bytes, budget_bytes)
         if free and free.rows_bytes
@@ -147,8 +160,11 @@ def _fit(make: Callable[[dict[str, str]], Attempt[T]], budget_bytes: int) -> Att
             limits.lift(limit, limit * sqrt(budget_bytes / one.peak_bytes))
         if limits.are_close(_CLOSE):
             break
-    return attempts.best()
+    return attempts.best(), True
 
+
+_ON_DEVICES: Final = {"offload": "false"}
+"""What is added for a plan that leaves host memory alone."""
 
 _ALL: Final = {"remat": "1"}
 """What is added where stages that recompute what their memory asks for do not fit."""
@@ -170,7 +186,9 @@ class _Attempts(Generic[T]):
         cut for their work alone; and where neither fits, within less and less by what the first has too much.
         """
         cut = self.tried({_ROWS: str(int(limit))})
-        if (cut and self.fits(cut)) or (cut is None and self.refused[-1].id in _NO_SHARDINGS):
+        if cut is None and self.refused[-1].id in _NO_SHARDINGS:
+            return None
+        if cut and (self.fits(cut) or not cut.is_limited):
             return cut
         if cut and cut.held_bytes:
             return self.recomputed(cut, limit)
@@ -220,7 +238,11 @@ class _Attempts(Generic[T]):
         if not self.found:
             raise self.refused[0]
         fast = [one for one in self.found if self.fits(one)]
-        return min(fast, key=lambda one: one.plan.predicted.step_s) if fast else min(self.found, key=_peak)
+        return min(fast, key=_step) if fast else min(self.found, key=_peak)
+
+
+def _step(attempt: Attempt[T]) -> float:
+    return attempt.plan.predicted.step_s
 
 
 def _peak(attempt: Attempt[T]) -> float:

@@ -42,10 +42,10 @@ from rhino.passes.planner.module_facts import (
     normalize,
 )
 from rhino.passes.planner.plan_rows import in_host_memory, rank_limits
+from rhino.passes.planner.repeated_passes import RepeatedPasses
 from rhino.passes.registry import PARALLEL, build_named
 from rhino.passes.sharding.choose_shardings import MORE_HOST, ChooseShardings
 from rhino.passes.sharding.planning_pass import common_target, rank_models
-from rhino.passes.textual_pipelines import build_pass_manager
 from rhino.strategies.choice.sharding_plan import make_plan
 from rhino.strategies.cost.cost_model import CostModel
 from rhino.strategies.memory.peak import predicted_peak
@@ -76,11 +76,13 @@ def cut_step(
     unsplit: Unsplit | None = None,
     *,
     is_split: bool = True,
+    repeated: RepeatedPasses | None = None,
 ) -> Source:
     """Makes of `module` what `auto-parallel` with these options makes of it, and returns what binds a plan to it.
 
     `unsplit` says which last dims must not be split. Without `is_split` the step stays one program, whose ops say of
-    which stage they are, and shardings are chosen on one device too.
+    which stage they are, and shardings are chosen on one device too. `repeated` runs the passes where they run on several
+    copies of the module.
     """
     passes = build_named(PARALLEL, options)
     assert passes is not None
@@ -93,7 +95,7 @@ def cut_step(
     for chooser in rest:
         if isinstance(chooser, ChooseShardings | ShardRanks):
             keep_unsplit(module, name, unsplit or {}, chooser, remarks)
-    build_pass_manager(rest, module.context, remarks).run(module.operation)
+    (repeated or RepeatedPasses()).run(module.operation, rest, remarks)
     return source
 
 
