@@ -81,8 +81,8 @@ def cut_step(
     """Makes of `module` what `auto-parallel` with these options makes of it, and returns what binds a plan to it.
 
     `unsplit` says which last dims must not be split. Without `is_split` the step stays one program, whose ops say of
-    which stage they are, and shardings are chosen on one device too. `repeated` runs the passes where they run on several
-    copies of the module.
+    which stage they are, and shardings are chosen on one device too. `repeated` runs the passes where they run on
+    several copies of the module.
     """
     passes = build_named(PARALLEL, options)
     assert passes is not None
