@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import sqrt
+from math import inf, sqrt
 from typing import Final, Generic, TypeVar
 
 from rhino.ir.diagnostics import ExitCode, RhinoError
@@ -85,6 +85,15 @@ class Attempt(Generic[T]):
         return cut is None or cut.staging.problem.budget_bytes is not None
 
     @property
+    def cut_bytes(self) -> float:
+        """The least limit of stages within which this cut is: limits down to it, all stages alike, lead to it again."""
+        cut = self.remarks.find(StageCut)
+        if cut is None or len(cut.held_bytes) != self.plan.num_ranks:
+            return inf
+        pairs = zip(cut.held_bytes, rank_limits(self.plan), strict=True)
+        return self.plan.predicted.budget_bytes * max(held / own.budget_bytes for held, own in pairs)
+
+    @property
     def rows_bytes(self) -> float | None:
         """What rows count for a device of a rank, in the mean; None where no sharding was chosen."""
         choice = self.remarks.find(ShardingChoice)
@@ -112,9 +121,12 @@ def fit_in_stages(
     refused: list[RhinoError] = []
     on_host = [{"host-share": f"{share:g}"} for share in shares]
     added: list[dict[str, str]] = [*([_ON_DEVICES] if shares else []), {}, *on_host]
+    free: Attempt[T] | None = None
     for given in added:
+        # Without a limit of rows nothing goes to host memory: the best plan on the devices is the best of all then.
+        known = None if given else free
         try:
-            one, is_bound = _fit(lambda more: make({**given, **more}), budget_bytes)  # noqa: B023 - called at once
+            one, free = _fit(lambda more: make({**given, **more}), budget_bytes, known)  # noqa: B023 - called at once
         except RhinoError as error:
             if error.exit_code != ExitCode.DOES_NOT_FIT:
                 raise
@@ -122,7 +134,7 @@ def fit_in_stages(
             continue
         found.append(one)
         fast = [one for one in found if one.peak_bytes <= budget_bytes]
-        if fast and not (given is _ON_DEVICES and is_bound):
+        if fast and (given is not _ON_DEVICES or one is free):
             return min(fast, key=_step)
         if one.held_bytes and _ALL not in added:
             added.append(_ALL)
@@ -131,15 +143,17 @@ def fit_in_stages(
     return min(found, key=_peak)
 
 
-def _fit(make: Callable[[dict[str, str]], Attempt[T]], budget_bytes: int) -> tuple[Attempt[T], bool]:
-    """Returns the fastest attempt that fits, else the smallest, and whether memory binds: one without limits does not.
+def _fit(
+    make: Callable[[dict[str, str]], Attempt[T]], budget_bytes: int, free: Attempt[T] | None
+) -> tuple[Attempt[T], Attempt[T] | None]:
+    """Returns the fastest attempt that fits, else the smallest, and the one without a limit of rows.
 
-    Raises the first refusal where nothing was found.
+    The latter may be known, as `free`. Raises the first refusal where nothing was found.
     """
-    attempts = _Attempts(make, budget_bytes)
-    free = attempts.within(_UNLIMITED)
+    attempts = _Attempts(make, budget_bytes, [free] if free else [])
+    free = free or attempts.within(_UNLIMITED)
     if free and (attempts.fits(free) or free.rows_bytes is None):
-        return free, not attempts.fits(free)
+        return free, free
     limits = (
         RowLimits.below(free.rows_bytes, free.peak_bytes, budget_bytes)
         if free and free.rows_bytes
@@ -160,7 +174,7 @@ def _fit(make: Callable[[dict[str, str]], Attempt[T]], budget_bytes: int) -> tup
             limits.lift(limit, limit * sqrt(budget_bytes / one.peak_bytes))
         if limits.are_close(_CLOSE):
             break
-    return attempts.best(), True
+    return attempts.best(), free
 
 
 _ON_DEVICES: Final = {"offload": "false"}
@@ -194,10 +208,13 @@ class _Attempts(Generic[T]):
             return self.recomputed(cut, limit)
         found = [cut, self.tried({_ROWS: str(int(limit)), _STAGE_ROWS: str(_UNLIMITED)})]
         less = float(self.budget_bytes)
-        while cut and len(found) < _CUTS and not any(one and self.fits(one) for one in found):
+        for _ in range(len(found), _CUTS):
+            if cut is None or any(one and self.fits(one) for one in found):
+                break
             less -= cut.peak_bytes - self.budget_bytes
-            cut = self.tried({_ROWS: str(int(limit)), _STAGE_ROWS: str(int(less))}) if less >= 1 else None
-            found.append(cut)
+            if less < cut.cut_bytes or less < 1:
+                cut = self.tried({_ROWS: str(int(limit)), _STAGE_ROWS: str(int(less))}) if less >= 1 else None
+                found.append(cut)
         return min([one for one in found if one], key=_peak, default=None)
 
     def recomputed(self, cut: Attempt[T], limit: float) -> Attempt[T]:

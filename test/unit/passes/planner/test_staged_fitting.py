@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -109,3 +109,33 @@ def test_other_errors_are_raised_at_once() -> None:
 
     with pytest.raises(RhinoError, match="no batch"):
         fit_in_stages(make, 10)
+
+
+@dataclass
+class HostSteps:
+    """Steps that fit where host memory may be used, and slower or faster where it is not."""
+
+    on_devices_s: float
+    tried: list[dict[str, str]] = field(default_factory=list)
+
+    def __call__(self, more: dict[str, str]) -> Attempt[str]:
+        self.tried.append(more)
+        rows = min(100.0, int(more["rows"]))
+        if "offload" in more:
+            return _attempt(rows, int(rows), step_s=1.0 if rows == 100 else self.on_devices_s)
+        return _attempt(rows, int(rows), step_s=1.0 if rows == 100 else 2.0)
+
+
+@pytest.mark.parametrize("on_devices_s", [1.5, 3.0])
+def test_host_memory_makes_no_plan_slower(on_devices_s: float) -> None:
+    steps = HostSteps(on_devices_s)
+    assert fit_in_stages(steps, 50, (0.5, 1.0)).plan.predicted.step_s == min(on_devices_s, 2.0)
+    unlimited = [more for more in steps.tried if int(more["rows"]) > 100 and "stage-rows" not in more]
+    assert unlimited == [{"offload": "false", "rows": str(sys.maxsize)}], "what nothing limits is planned once"
+    assert not any("host-share" in more for more in steps.tried), "it fits without"
+
+
+def test_where_memory_does_not_bind_host_memory_is_left_alone() -> None:
+    steps = HostSteps(1.5)
+    assert fit_in_stages(steps, 100, (0.5, 1.0)).plan.predicted.step_s == 1.0
+    assert len(steps.tried) == 1
