@@ -163,7 +163,7 @@ def remat_of(options: Namespace) -> tuple[tuple[float, ...], bool]:
 def decided_options(options: Namespace, plan: Decided) -> Namespace:
     """Returns the command line that asks for a plan of which nothing is open."""
     found = Namespace(**vars(options))
-    found.searches, found.mesh = False, "x".join(map(str, plan.mesh))
+    found.searches, found.mesh = False, ";".join("x".join(map(str, mesh)) for mesh in plan.meshes)
     found.remat = BY_STAGE if plan.recomputes else f"{plan.remat:g}" if plan.remat else None
     found.num = plan.micro_batches
     if plan.replicas > 1:

@@ -203,10 +203,7 @@ class PipelineStages(Pass):
         rank_of = [min(rank, len(meshes) - 1) for rank in rank_of]
         budgets: list[float] | None = None
         if self.budget and self.stages > 1:  # of one, the proof of the plan decides, more exactly than rows
-            most = rank_budgets(cluster, sizes, parse_size(self.budget))
-            # What values take is known of the mesh that is shown; others divide it among so many more devices.
-            scaled = [own * size / mesh.num_devices for own, size in zip(most, sizes, strict=True)]
-            budgets = self._budgets(scaled, rank_of)
+            budgets = self._budgets(rank_budgets(cluster, sizes, parse_size(self.budget)), rank_of)
         staging = make_staging(
             program.graph,
             parts,
@@ -218,7 +215,7 @@ class PipelineStages(Pass):
             link,
             handing,
             apart,
-            unlike_ranks(module, program.file, cluster, meshes, rank_of, seconds)
+            unlike_ranks(module, program.file, cluster, meshes, rank_of, seconds, value_bytes)
             if is_unlike
             else unlike_devices(plan, cluster, mesh, rank_of, seconds),
         )

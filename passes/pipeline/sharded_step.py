@@ -18,7 +18,7 @@ from rhino.passes.pipeline.mesh_views import has_views, show
 from rhino.passes.sharding.localize import annotated_plan
 from rhino.passes.sharding.planning_pass import group_target, rank_models, rank_target
 from rhino.strategies.choice.sharding_plan import ShardingPlan
-from rhino.strategies.choice.sharding_plan_costs import op_seconds, states_of
+from rhino.strategies.choice.sharding_plan_costs import local_bytes, op_seconds, states_of
 from rhino.strategies.cost.cost_model import CostModel
 from rhino.strategies.pipeline.replicas import micro_batch_s
 from rhino.strategies.pipeline.stages.stage_graph import UnlikeDevices
@@ -82,29 +82,38 @@ def unlike_devices(
 
 
 def unlike_ranks(
-    module: ir.Operation, file: str, cluster: Cluster, meshes: Sequence[Mesh], rank_of: Sequence[int], seconds: Floats
+    module: ir.Operation,
+    file: str,
+    cluster: Cluster,
+    meshes: Sequence[Mesh],
+    rank_of: Sequence[int],
+    seconds: Floats,
+    value_bytes: Floats,
 ) -> UnlikeDevices:
     """Returns how the devices of stages differ that are on ranks of unlike meshes.
 
-    Shapes: the step takes `seconds` [ops] on a device of the mesh that is shown, or where it is not sharded yet on one
-    device; `meshes` are those of the ranks, and stages are on ranks `rank_of`.
+    Shapes: the step takes `seconds` [ops], and its values `value_bytes` [values], on a device of the mesh that is
+    shown, or where it is not sharded yet on one device; `meshes` are those of the ranks, and stages are on ranks
+    `rank_of`.
 
     Raises:
         RhinoError: RHI-LOCAL-001 an op cannot run between the shardings around it.
     """
     of_rank = list(zip(rank_models(cluster, meshes), meshes, strict=True))
     kinds = list(dict.fromkeys(of_rank))
-    group, works = tuple([kinds.index(of_rank[rank]) for rank in rank_of]), list[Floats]()
+    group, works, sizes = tuple([kinds.index(of_rank[rank]) for rank in rank_of]), list[Floats](), list[Floats]()
     for number, (model, mesh) in enumerate(kinds):
         if not has_views(module):
             works.append(seconds / mesh.num_devices)
+            sizes.append(value_bytes / mesh.num_devices)
             continue
         show(module, group.index(number))
         plan = sharded_plan(read_program(entry_function(module, file), mesh, file), module)
         choice = Builder(graph=plan.graph, model=model, is_part=True).costs()
         works.append(op_seconds(choice, states_of(choice, plan)))
+        sizes.append(local_bytes(plan))
     show(module, 0)
-    return UnlikeDevices(group, time_ratios(works, seconds))
+    return UnlikeDevices(group, time_ratios(works, seconds), tuple(sizes))
 
 
 def micro_batch_seconds(

@@ -42,6 +42,7 @@ from rhino.passes.pipeline.sharded_step import SHARDED_ERRORS, num_ranks, rank_m
 from rhino.passes.pipeline.split_leaves import split_leaves
 from rhino.passes.sharding.planning_pass import DEFAULT_CLUSTER
 from rhino.passes.unsharded import UNSHARDED_ERRORS, unsharded_program
+from rhino.strategies.choice.sharding_plan_costs import local_bytes
 from rhino.strategies.pipeline.stages.iterations import LayerLoops, cut_iterations
 from rhino.strategies.structure.training_phases import parts_of
 
@@ -132,10 +133,11 @@ class SplitScans(Pass):
         with unsharded_program(module, remarks) as program:
             meshes = parse_meshes(self.meshes) if self.meshes else (rank_mesh(module),)
             ranks = num_ranks(module, cluster, self.stages if len(meshes) == 1 else cluster.num_devices)
-            seconds, *_ = sharded_figures(program, module, cluster, ranks)
+            seconds, plan, _ = sharded_figures(program, module, cluster, ranks)
             rates = [1.0] * self.stages
             if len(meshes) > 1:
-                unlike = unlike_ranks(module, program.file, cluster, meshes, range(self.stages), seconds)
+                stages, sizes = range(self.stages), local_bytes(plan)
+                unlike = unlike_ranks(module, program.file, cluster, meshes, stages, seconds, sizes)
                 rates = unlike.rates(seconds)
             loop = accumulation_loop(program)
             parts = parts_of(program.graph, loop, seconds)

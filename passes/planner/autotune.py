@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil, inf, prod
 from typing import Final, Generic, TypeVar
 
-from rhino.ir.cluster.cluster import load_cluster
+from rhino.ir.cluster.cluster import link_between, load_cluster
 from rhino.ir.cluster.mesh import option_of_meshes
 from rhino.ir.diagnostics import ExitCode, Place, RhinoError
 from rhino.ir.plan.plan import CompiledPlan
@@ -24,8 +24,9 @@ from rhino.ir.units import fits_text, format_bytes
 from rhino.passes.planner.aot import NONE_FITS_FIX, none_fits_text
 from rhino.passes.planner.aot_parallel import Compiles
 from rhino.passes.planner.autotune_report import MadePlan, Report
-from rhino.passes.planner.evaluate import CONSTRAINTS, Setup, folded, in_own_types, make_space, pipeline_of, refusal
+from rhino.passes.planner.evaluate import CONSTRAINTS, Setup, folded, in_own_types, make_space, refusal
 from rhino.passes.planner.request import Decided, PlanRequest
+from rhino.passes.planner.staged_outcomes import pipeline_of
 from rhino.passes.planner.workers import Workers
 from rhino.passes.sharding.planning_pass import to_fit
 from rhino.strategies.autotune import explore, is_open, reopen
@@ -93,19 +94,20 @@ def choose_plan(
     Raises:
         RhinoError: RHI-SOLVE-001 where no plan fits, RHI-SOLVE-002 where none was found, RHI-MESH-001 for more ranks
             than devices, RHI-STAGE-001 and RHI-BATCH-001 for less than one stage or micro-batch, RHI-BATCH-002 for
-            stages of a step without a batch, RHI-STAGE-007 for ranks of unlike meshes; and what `make` raises.
+            stages of a step without a batch, RHI-STAGE-007 for unlike meshes of replicas or with host memory; and what
+            `make` raises.
     """
     _check_numbers(request)
-    if request.is_unlike:
-        what = f"ranks of unlike meshes are asked for ({option_of_meshes(request.meshes)}), and a plan is searched for"
-        raise RhinoError("RHI-STAGE-007", what, fix="say the stages and the micro-batches too, or one mesh")
     setup = replace(in_own_types(setup), recomputes=not request.remat)
     if request.replicas:
         setup = replace(setup, shares=parse_replicas(request.replicas).shares)
     schedule = SCHEDULES[setup.schedules[0]]
     stages = [] if request.stages is None or request.replicas else [num_ranks_of(schedule, request.stages)]
     ranks = [parse_replicas(request.replicas).count] if request.replicas else stages
-    _check_ranks(setup, ranks, request.mesh.shape if request.mesh else ())
+    if request.is_unlike:
+        _check_unlike(setup, request, ranks)
+    else:
+        _check_ranks(setup, ranks, request.mesh.shape if request.mesh else ())
     budget_bytes = setup.budget_bytes
     end = _searched(setup, request, stages, make, on_round, compiles)
     while end.best is None and compiles and compiles.is_open and compiles.within < setup.budget_bytes:
@@ -153,8 +155,9 @@ def _space(setup: Setup, request: PlanRequest, stages: Sequence[int]) -> Space:
         replicas = asked.count
         if asked.shares and not numbers:
             numbers = [sum(asked.shares)]
-    space = make_space(setup, stages, meshes, numbers, request.candidates, replicas)
-    if not space.meshes and not space.replicas:
+    unlike = tuple([mesh.shape for mesh in request.meshes]) if request.is_unlike else ()
+    space = make_space(setup, stages, meshes, numbers, request.candidates, replicas, unlike)
+    if not space.meshes and not space.replicas and not space.unlike:
         who = "replicas" if replicas else "stages"
         what = f"{who} need several micro-batches, and the step has no batch that can be divided"
         fix = f"name the batch with --batch=NAME:DIM, or leave --{who} out"
@@ -173,6 +176,18 @@ def _check_numbers(request: PlanRequest) -> None:
         raise RhinoError(
             "RHI-BATCH-001", f"{request.micro_batches} micro-batches", fix="ask for 1 or more, or leave them out"
         )
+
+
+def _check_unlike(setup: Setup, request: PlanRequest, ranks: Sequence[int]) -> None:
+    """Raises RHI-STAGE-001 where there are not as many meshes as ranks, RHI-MESH-001 and RHI-STAGE-007."""
+    for name, is_given in (("replicas", bool(request.replicas)), ("offload", "offload" in setup.options)):
+        if is_given:
+            what = f"ranks of unlike meshes are asked for ({option_of_meshes(request.meshes)}), and {name}"
+            raise RhinoError("RHI-STAGE-007", what, fix=f"give one mesh, or leave --{name} out")
+    if ranks and ranks[0] != len(request.meshes):
+        what = f"the meshes of {len(request.meshes)} ranks were given, and {ranks[0]} ranks"
+        raise RhinoError("RHI-STAGE-001", what, fix="give a mesh for each rank, or one for all")
+    link_between(load_cluster(setup.cluster), [mesh.num_devices for mesh in request.meshes])
 
 
 def _check_ranks(setup: Setup, ranks: Sequence[int], mesh: Sequence[int]) -> None:
@@ -409,5 +424,5 @@ def decided(estimate: Estimate) -> Decided:
     config = estimate.config
     pipeline = pipeline_of(SCHEDULES[estimate.schedule], config) if estimate.schedule else None
     stages, chunks = (pipeline.num_stages, pipeline.chunks) if pipeline else (1, 1)
-    own = (config.mesh, config.micro_batches, config.remat)
+    own = (config.meshes or (config.mesh,), config.micro_batches, config.remat)
     return Decided(stages, chunks, estimate.schedule, *own, config.replicas, estimate.recomputes)

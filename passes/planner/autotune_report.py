@@ -227,6 +227,7 @@ def _config_json(config: PlanConfig) -> dict[str, Any]:
         "stages": config.stages,
         **({"replicas": config.replicas} if config.replicas > 1 else {}),
         "mesh": list(config.mesh),
+        **({"meshes": [list(mesh) for mesh in config.meshes]} if config.meshes else {}),
         "micro_batches": config.micro_batches,
         "remat": config.remat,
     }

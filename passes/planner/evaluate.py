@@ -8,19 +8,19 @@ and schedule have it.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf, prod
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final
 
 import numpy as np
 
 from rhino.ir.arrays import Ints
 from rhino.ir.cluster.cluster import Cluster, load_cluster, mesh_axes, takes_three_axes
 from rhino.ir.cluster.groups import num_units, rank_budgets, rank_groups
-from rhino.ir.cluster.mesh import mesh_of_shape
+from rhino.ir.cluster.mesh import Mesh, mesh_of_shape, option_of_meshes
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.graph.graph import Graph, Loop
 from rhino.ir.mlir.bindings import ir, make_context
@@ -41,6 +41,15 @@ from rhino.passes.pipeline.rematerialize import Rematerialize, Rematerializer
 from rhino.passes.pipeline.sharded_step import micro_batch_seconds, unlike_devices
 from rhino.passes.pipeline.split_scans import SplitScans, find_layers
 from rhino.passes.planner.choose_layouts import viewed_copy
+from rhino.passes.planner.evaluate_ranks import UnlikeRanks, on_mesh
+from rhino.passes.planner.staged_outcomes import (
+    StagedStep,
+    best_first,
+    heard,
+    shares_of,
+    staged_step,
+    with_recomputed,
+)
 from rhino.passes.precision.mixed_precision import MixedPrecision
 from rhino.passes.registry import before_choice
 from rhino.passes.sharding.planning_pass import Target, begin_choice, group_target, rank_target, with_offload
@@ -48,7 +57,6 @@ from rhino.passes.textual_pipelines import build_pass_manager
 from rhino.strategies.autotune.base import (
     MOST,
     NEARLY,
-    NEVER_RECOMPUTED,
     CutOff,
     Estimate,
     Outcome,
@@ -56,7 +64,6 @@ from rhino.strategies.autotune.base import (
     Refused,
     Space,
     bound_by_memory,
-    may_fit,
 )
 from rhino.strategies.choice.choice import Choice
 from rhino.strategies.choice.sharding_plan import make_plan
@@ -65,11 +72,9 @@ from rhino.strategies.cost.time_ratios import least_time_ratio
 from rhino.strategies.memory.peak import peak_of
 from rhino.strategies.pipeline.in_flight import several_in_flight
 from rhino.strategies.pipeline.replicas import micro_batch_s, shares
-from rhino.strategies.pipeline.schedules import SCHEDULES, make_order
-from rhino.strategies.pipeline.schedules.base import Order, Pipeline, Schedule
+from rhino.strategies.pipeline.schedules import SCHEDULES
 from rhino.strategies.pipeline.stages.balance import TOLERANCES
-from rhino.strategies.pipeline.stages.estimate import Sharded, StageEstimate, StageEstimates
-from rhino.strategies.pipeline.step_time import step_seconds
+from rhino.strategies.pipeline.stages.estimate import Sharded, StageEstimates
 from rhino.strategies.sharding.choice_problem import build
 from rhino.strategies.sharding.memory_fitting import fit
 from rhino.strategies.solver.answer import Answer, Infeasible, Unsolved
@@ -92,24 +97,13 @@ CONSTRAINTS: Final = ("axis-role", "constraints", "forbid", "pin", "scope")
 _BY_NAME: Final = (*CONSTRAINTS, *BATCH, "pad")
 """Options that speak of tensors and ops by name, of which a step with fewer layers does not have all."""
 
-Timed: TypeAlias = list[tuple[float, str, Order, StageEstimate]]
-"""What a pipeline takes by some schedules, best first.
-
-The seconds of a step, the schedule, its tasks, and what its stages come to.
-"""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Staged:
-    """A step that is sharded by `states` [nodes] as a pipeline: its cuts, and what it takes by each schedule.
-
-    Schedules that run `ahead` are apart from the others.
-    """
+    """A step that is sharded by `states` [nodes], as a pipeline."""
 
     states: Ints
-    cuts: StageEstimates
-    timed: Timed
-    ahead: Timed
+    step: StagedStep
 
 
 MOST_OPS: Final = 500_000
@@ -220,7 +214,7 @@ class Evaluator:
     cluster: Cluster = field(init=False)
     context: ir.Context = field(init=False)
     modules: dict[str, bytes | RhinoError] = field(default_factory=dict)
-    programs: dict[tuple[int, int, float, int], tuple[ir.Module, Program]] = field(default_factory=dict)
+    programs: dict[tuple[int, int, float, int, str], tuple[ir.Module, Program]] = field(default_factory=dict)
     ops_read: int = 0
     dividers: dict[bytes, Divider] = field(default_factory=dict)
     rematerializer: Rematerializer = field(init=False)
@@ -236,9 +230,11 @@ class Evaluator:
         The configuration is not planned to its end once it is proven to take at least `cutoff_s`.
         """
         try:
+            if config.meshes:
+                return self.on_unlike_ranks(config, cutoff_s)
             target = self.target(config)
             with self.context:
-                step = self.program(config, target)
+                step = self.program(config, target.mesh)
                 plain = self.planned(config, step[1], target, cutoff_s)
                 viewed = self.viewed(step[0], target)
                 if viewed is None:
@@ -248,16 +244,27 @@ class Evaluator:
         except RhinoError as error:
             return Refused(config, error.what, by_memory=False)
 
-    def program(self, config: PlanConfig, target: Target) -> tuple[ir.Module, Program]:
-        """Returns the step of a configuration, which lasts as long as its module.
+    def on_unlike_ranks(self, config: PlanConfig, cutoff_s: float) -> Outcome:
+        """Returns the outcome of a configuration whose ranks have unlike meshes."""
+        with self.context:
+            steps = {mesh: self.program(config, mesh_of_shape(mesh)) for mesh in dict.fromkeys(config.meshes)}
+            least_s = arithmetic_s(steps[config.mesh][1].graph, self.cluster)
+            if least_s >= cutoff_s:
+                return CutOff(config, least_s, least_s, by_memory=False, arithmetic_s=least_s)
+            known = self.cluster, self.limits, self.setup.budget_bytes
+            parts = {mesh: on_mesh(config, mesh, program, *known) for mesh, (_, program) in steps.items()}
+            return UnlikeRanks(config, self.setup, self.cluster, parts).outcome(cutoff_s)
+
+    def program(self, config: PlanConfig, mesh: Mesh) -> tuple[ir.Module, Program]:
+        """Returns the step of a configuration on the mesh of a rank, which lasts as long as its module.
 
         A step that refers to no mesh axis is read once for all meshes.
         """
-        key = (self.num_stages(config), config.micro_batches, config.remat, config.replicas)
+        key = (self.num_stages(config), config.micro_batches, config.remat, config.replicas, self.unlike(config))
         found = self.programs.pop(key, None)
         if found is None:
             module = self.prepared(config)
-            found = module, read_program(entry_function(module), target.mesh, self.setup.file)
+            found = module, read_program(entry_function(module), mesh, self.setup.file)
             self.ops_read += found[1].graph.num_ops
         if _is_free_of_axes(found[1].graph):
             self.programs[key] = found
@@ -287,12 +294,13 @@ class Evaluator:
         others = [one for one in rewriting if not isinstance(one, Rematerialize)]
         at = next((number for number, one in enumerate(others) if isinstance(one, MicroBatch)), 0)
         step = self.made("step", self.setup.module, others[:at]) if at else self.setup.module
-        stages = self.num_stages(config)
+        stages, meshes = self.num_stages(config), self.unlike(config)
+        cut = f"{stages}-{meshes}" if meshes else str(stages)
         if stages > 1:
-            split = SplitScans(stages, leaves=True, cluster=self.setup.cluster)
-            step = self.made(f"step-{stages}", step, [split])
-        divided = self.made(f"{stages}-{config.micro_batches}", step, others[at:])
-        name, join = f"{stages}-{config.micro_batches}-{config.remat:g}", list[Item]()
+            split = SplitScans(stages, leaves=True, cluster=self.setup.cluster, meshes=meshes)
+            step = self.made(f"step-{cut}", step, [split])
+        divided = self.made(f"{cut}-{config.micro_batches}", step, others[at:])
+        name, join = f"{cut}-{config.micro_batches}-{config.remat:g}", list[Item]()
         if config.replicas > 1:
             join = [JoinReplicas(str(config.replicas), self.setup.cluster)]
             name += f"-{config.replicas}"
@@ -305,6 +313,13 @@ class Evaluator:
         if config.stages == 1 or not self.has_layers:
             return 1
         return config.stages * max(SCHEDULES[name].stages_per_rank for name in self.setup.schedules)
+
+    def unlike(self, config: PlanConfig) -> str:
+        """Returns the meshes that the pieces of loops over layers are for, where they are unlike; else nothing."""
+        stages = self.num_stages(config)
+        if not config.meshes or stages == 1:
+            return ""
+        return option_of_meshes([mesh_of_shape(config.meshes[one % config.stages]) for one in range(stages)])
 
     @cached_property
     def has_layers(self) -> bool:
@@ -354,10 +369,6 @@ class Evaluator:
         own = rank_budgets(self.cluster, (prod(config.mesh),) * config.num_ranks, self.setup.budget_bytes)
         return (min(own),) if config.replicas > 1 else own
 
-    def fits(self, config: PlanConfig, peak_bytes: Sequence[float]) -> bool:
-        """Says whether devices hold these peaks [ranks]."""
-        return all(peak <= own for peak, own in zip(peak_bytes, self.budgets(config), strict=True))
-
     def effective_ranks(self, config: PlanConfig, target: Target) -> float:
         """Returns as how many ranks the ranks of a configuration count at most, each as quick as its devices are.
 
@@ -395,9 +406,8 @@ class Evaluator:
         planning = _Planning(config, program, choice, loop, search, effective_ranks, cutoff_s)
         if loop is not None and ranks > 1 and begun.value < inf and cutoff_s < inf:
             staged = planning.staged = self.staged(config, choice, begun.states, loop)
-            if self.is_slow(config, staged, cutoff_s):  # idle time and all, and what memory adds is long to find
-                plans = tuple(_estimates(config, choice.problem, begun.states, staged.timed, (begun_s, begun_s)))
-                return CutOff(config, begun_s, begun_s, by_memory=False, estimated_s=staged.timed[0][0], plans=plans)
+            if staged.step.is_slow(cutoff_s):  # idle time and all, and what memory adds is long to find
+                return staged.step.too_slow(begun_s)
         with_memory = with_memory or self.with_memory(config, choice, loop, begun_s)
         plain: Outcome = with_memory if isinstance(with_memory, Refused) else self.within_memory(planning, *with_memory)
         return self.recomputed(planning, plain) if recomputes and bound_by_memory(plain) else plain
@@ -407,7 +417,7 @@ class Evaluator:
         config, search, cutoff_s = planning.config, planning.search, planning.cutoff_s
         ranks, effective_ranks, budget = config.stages, planning.effective_ranks, sum(self.budgets(config))
         search.remember(problem)
-        free = _heard(search.free(budget))
+        free = heard(search.free(budget))
         if isinstance(free, Infeasible):
             return Refused(config, "no choice of shardings was found", by_memory=False)
         free_s = free.bound / effective_ranks
@@ -418,7 +428,7 @@ class Evaluator:
         # Of several ranks rows decide, which count the micro-batches in flight.
         most_s = cutoff_s * effective_ranks
         is_one = ranks == 1
-        answer = _heard(fit(search, budget, free, peak_of(choice), most_s) if is_one else search.within(budget, free))
+        answer = heard(fit(search, budget, free, peak_of(choice), most_s) if is_one else search.within(budget, free))
         if not isinstance(answer, Answer):
             if isinstance(answer, Unsolved) and answer.bound / effective_ranks >= cutoff_s:
                 return CutOff(config, answer.bound / effective_ranks, free_s, by_memory=True)
@@ -427,15 +437,9 @@ class Evaluator:
         if config.replicas > 1:
             return self.on_replicas(config, choice, planning.program, answer, bounds)
         if ranks == 1:
-            compute_s, collectives_s = _shares(problem, answer.states)
+            compute_s, collectives_s = shares_of(problem, answer.states)
             return Estimate(config, "", answer.cost, *bounds, compute_s, collectives_s, (answer.peak_bytes,))
-        staged = self.staged_again(planning, choice, answer.states)
-        timed, ahead = staged.timed, staged.ahead
-        is_for_ahead = timed and timed[0][0] >= cutoff_s and not self.is_slow(config, staged, cutoff_s)
-        outcome = self.in_stages(config, problem, answer, bounds, timed, inf if is_for_ahead else cutoff_s)
-        if isinstance(outcome, Estimate):
-            return self.with_ahead(outcome, _estimates(config, problem, answer.states, ahead, bounds), ahead)
-        return outcome
+        return self.staged_again(planning, choice, answer.states).step.outcome(bounds, cutoff_s)
 
     def recomputed(self, planning: _Planning, plain: Outcome) -> Outcome:
         """Returns the better of `plain` and of plans whose stages recompute what their memory asks for.
@@ -446,40 +450,15 @@ class Evaluator:
         search, budget = planning.search, sum(self.budgets(planning.config))
         choice = planning.choice.with_memory()
         search.remember(choice.problem)
-        free = _heard(search.free(budget))
+        free = heard(search.free(budget))
         if not isinstance(free, Answer):
             return plain
-        within = _heard(search.within(budget, free))
+        within = heard(search.within(budget, free))
         known = [free, *([within] if isinstance(within, Answer) and within is not free else [])]
         bound_s = free.bound / planning.effective_ranks
-        found = [one for answer in known for one in self.fitted(planning, choice, answer, bound_s)]
-        return with_recomputed(plain, _sorted(found), bound_s, planning.cutoff_s)
-
-    def fitted(self, planning: _Planning, choice: Choice, answer: Answer, bound_s: float) -> Iterator[Estimate]:
-        """Yields what a sharded step comes to by each schedule where stages recompute what their memory asks for.
-
-        Where it takes longer whatever they recompute, nothing is yielded.
-        """
-        config, staged = planning.config, self.staged_again(planning, choice, answer.states)
-        collectives_s = _shares(choice.problem, answer.states)[1] / config.stages
-        for step_s, name, order, _ in staged.timed:
-            if step_s >= planning.cutoff_s or SCHEDULES[name].stages_per_rank > 1:
-                continue
-            if (cut := staged.cuts.fitted(order, self.budgets(config))) is not None:
-                compute_s = cut.times.busy_s(config.micro_batches) / config.stages - collectives_s
-                peaks = cut.needs.peak_bytes(order)
-                yield Estimate(
-                    config,
-                    name,
-                    step_seconds(order, cut.times),
-                    bound_s,
-                    bound_s,
-                    compute_s,
-                    collectives_s,
-                    peaks,
-                    recomputes=True,
-                    is_pressed=True,
-                )
+        steps = [self.staged_again(planning, choice, answer.states).step for answer in known]
+        found = [one for step in steps for one in step.recomputed(bound_s, planning.cutoff_s)]
+        return with_recomputed(plain, best_first(found), bound_s, planning.cutoff_s)
 
     def on_replicas(
         self, config: PlanConfig, choice: Choice, program: Program, answer: Answer, bounds: tuple[float, float]
@@ -491,7 +470,7 @@ class Evaluator:
         parts = self.setup.shares or shares(each_s, config.micro_batches)
         busy_s = [count * own_s for count, own_s in zip(parts, each_s, strict=True)]
         once_s = answer.cost - config.micro_batches * micro_batch_s(program.graph, accumulation_loop(program), seconds)
-        collectives_s = _shares(choice.problem, answer.states)[1] / config.replicas
+        collectives_s = shares_of(choice.problem, answer.states)[1] / config.replicas
         compute_s = max(0.0, once_s + sum(busy_s) / config.replicas - collectives_s)
         step_s = once_s + max(busy_s)
         return Estimate(config, "", step_s, *bounds, compute_s, collectives_s, (answer.peak_bytes,))
@@ -503,17 +482,6 @@ class Evaluator:
             return known
         assert loop is not None, "a pipeline has micro-batches"
         return self.staged(planning.config, choice, states, loop)
-
-    def is_slow(self, config: PlanConfig, staged: _Staged, cutoff_s: float) -> bool:
-        """Says whether a pipeline takes `cutoff_s` or longer by every schedule that may be used.
-
-        A schedule that runs ahead may not be used if it needs too much memory.
-        """
-        if not staged.timed or staged.timed[0][0] < cutoff_s:
-            return False
-        quick = [(order, cut.needs) for step_s, _, order, cut in staged.ahead if step_s < cutoff_s]
-        most = NEARLY * self.setup.budget_bytes
-        return not any(self.fits(config, needs.peak_bytes(order, most)) for order, needs in quick)
 
     def with_memory(
         self, config: PlanConfig, choice: Choice, loop: Loop | None, free_bound_s: float
@@ -533,68 +501,8 @@ class Evaluator:
             return Refused(config, f"needs about {format_bytes(least)} per device", True, free_bound_s, least)
         return choice, problem
 
-    def in_stages(
-        self,
-        config: PlanConfig,
-        problem: Problem,
-        answer: Answer,
-        bounds: tuple[float, float],
-        timed: Timed,
-        cutoff_s: float,
-    ) -> Outcome:
-        """Returns what a sharded step comes to as a pipeline, with the best of the schedules that fit.
-
-        Most of the work is to find the memory that a schedule needs. It is not done where the step takes `cutoff_s` or
-        longer.
-        """
-        if not timed:
-            return Refused(config, f"it cannot be cut in {config.stages} stages", by_memory=False)
-        budget_bytes = self.setup.budget_bytes
-        found = _estimates(config, problem, answer.states, timed, bounds)
-        quick = [one for one in timed if one[0] < cutoff_s]
-        for number, (*_, order, cut) in enumerate(quick):
-            found[number] = replace(found[number], peak_bytes=cut.needs.peak_bytes(order, NEARLY * budget_bytes))
-            if self.fits(config, found[number].peak_bytes):
-                others = tuple([one for one in found if one is not found[number] and may_fit(one, budget_bytes)])
-                return replace(found[number], others=others)
-        needed = min((max(one.peak_bytes) for one in found[: len(quick)]), default=0.0)
-        why = f"its largest stage needs about {format_bytes(needed)} per device"
-        nearly = tuple([one for one in found if may_fit(one, budget_bytes)])
-        if len(quick) == len(timed):
-            return Refused(config, why, True, bounds[1], needed, nearly)
-        if quick and needed * NEVER_RECOMPUTED <= budget_bytes:
-            # What others need is not known, so that more micro-batches may fit at once.
-            return Refused(config, f"{why} by a schedule that is quick enough", True, bounds[1], nearly=nearly)
-        estimated_s = timed[len(quick)][0]  # by a schedule that may fit: no quicker one does, whatever is kept
-        return CutOff(config, *bounds, by_memory=bounds[0] > bounds[1], estimated_s=estimated_s, plans=nearly)
-
-    def with_ahead(self, plain: Estimate, found: list[Estimate], ahead: Timed) -> Estimate:
-        """Returns the estimate of a configuration with what was `found` by schedules that run ahead.
-
-        The best one that is faster and fits is its `ahead`; the rest join its `others`. Those are made where the
-        programs of better ones come to more than they are estimated at.
-        """
-        others = list(plain.others)
-        for one, (_, _, order, cut) in zip(found, ahead, strict=True):
-            if plain.ahead is None and one.step_s < plain.step_s:
-                estimate = replace(one, peak_bytes=cut.needs.peak_bytes(order, NEARLY * self.setup.budget_bytes))
-                if self.fits(plain.config, estimate.peak_bytes):
-                    plain = replace(plain, ahead=estimate)
-                    continue
-            else:
-                estimate = one
-            if may_fit(estimate, self.setup.budget_bytes):
-                others.append(estimate)
-        return replace(plain, others=tuple(sorted(others, key=lambda one: one.step_s)))
-
     def staged(self, config: PlanConfig, choice: Choice, states: Ints, loop: Loop) -> _Staged:
-        """Returns a sharded step as a pipeline, and its seconds by each schedule.
-
-        Schedules that run ahead are returned apart from the others. There are none where the step cannot be cut.
-        Configurations are compared by schedules that do not run ahead. What runs ahead needs so much memory that most
-        configurations it would keep in the race are too large in the end. If only schedules that run ahead are
-        requested, they are not apart.
-        """
+        """Returns a sharded step as a pipeline."""
         outer = mesh_axes(self.cluster, (config.stages, *config.mesh))[0]
         sharded = Sharded(
             make_plan(choice, states), choice.model, loop, op_seconds(choice, states), choice.problem.cost(states)
@@ -602,16 +510,9 @@ class Evaluator:
         mesh, ranks = mesh_of_shape(config.mesh), range(config.stages)
         unlike = unlike_devices(sharded.plan, self.cluster, mesh, ranks, sharded.seconds)
         cuts = StageEstimates(sharded, config.micro_batches, outer.link, self.setup.tolerances, unlike)
-        found: Timed = []
-        ahead: Timed = []
-        is_apart = any(not SCHEDULES[name].runs_ahead for name in self.setup.schedules)
-        for name in self.setup.schedules:
-            if pipeline := pipeline_of(SCHEDULES[name], config):
-                order = make_order(name, pipeline)
-                every = cuts.cuts(order.rank_of)
-                best = min(((step_seconds(order, cut.times), name, order, cut) for cut in every), key=_seconds)
-                (ahead if is_apart and SCHEDULES[name].runs_ahead else found).append(best)
-        return _Staged(states, cuts, sorted(found, key=_seconds), sorted(ahead, key=_seconds))
+        collectives_s = shares_of(choice.problem, states)[1] / config.stages
+        own = self.budgets(config), self.setup.budget_bytes
+        return _Staged(states, staged_step(config, self.setup.schedules, cuts, lambda _: collectives_s, *own))
 
 
 def refusal(setup: Setup, config: PlanConfig) -> RhinoError | None:
@@ -624,30 +525,6 @@ def refusal(setup: Setup, config: PlanConfig) -> RhinoError | None:
     except RhinoError as error:
         return error
     return None
-
-
-def _estimates(
-    config: PlanConfig, problem: Problem, states: Ints, timed: Timed, bounds: tuple[float, float]
-) -> list[Estimate]:
-    """Returns what a configuration comes to by each schedule, best first, without what that needs."""
-    _, collectives_s = (seconds / config.stages for seconds in _shares(problem, states))
-    found = []
-    for step_s, name, _, cut in timed:
-        compute_s = cut.times.busy_s(config.micro_batches) / config.stages - collectives_s
-        found.append(Estimate(config, name, step_s, *bounds, compute_s, collectives_s, ()))
-    return found
-
-
-def _seconds(timed: tuple[float, str, Order, StageEstimate]) -> float:
-    return timed[0]
-
-
-def pipeline_of(schedule: Schedule, config: PlanConfig) -> Pipeline | None:
-    """Returns the pipeline that a schedule runs for a configuration; None where it takes none."""
-    chunks = schedule.stages_per_rank
-    if chunks > 1 and config.micro_batches % config.stages:
-        return None
-    return Pipeline(config.stages * chunks, config.micro_batches, chunks)
 
 
 def named_options(config: PlanConfig) -> dict[str, str]:
@@ -680,12 +557,6 @@ def _is_free_of_axes(graph: Graph) -> bool:
     return not any(constraints) and all(cls.fixed_specs is None for cls in graph.classes)
 
 
-def _shares(problem: Problem, states: Ints) -> tuple[float, float]:
-    """Returns the seconds of ops and of ways between them."""
-    nodes = float(problem.node_entries(problem.node_table, np.arange(problem.num_nodes), states).sum())
-    return nodes, problem.cost(states) - nodes
-
-
 def _least_cost_s(problem: Problem) -> float:
     """Returns a bound on every choice that takes no search: what each node and each edge takes at least."""
     least = np.array([table.min(initial=inf) for table in problem.tables])
@@ -703,44 +574,6 @@ def _best(plain: Outcome, viewed: Outcome) -> Outcome:
     return replace(viewed if is_viewed else plain, bound_s=bounds[0], free_bound_s=bounds[1])
 
 
-def with_recomputed(plain: Outcome, found: Sequence[Estimate], bound_s: float, cutoff_s: float) -> Outcome:
-    """Returns what a configuration comes to whose stages may recompute what their memory asks for.
-
-    `found` are such plans, best first; `bound_s` is a bound on all of them, and `plain` what memory binds without.
-    """
-    best = next(iter(found), None)
-    if isinstance(plain, Estimate):
-        if best is None or plain.step_s <= best.step_s:
-            return replace(plain, bound_s=bound_s, others=_sorted([*plain.others, *found]), is_pressed=True)
-        others = [*found[1:], *plain.others, replace(plain, others=(), ahead=None)]
-        ahead = plain.ahead if plain.ahead and plain.ahead.step_s < best.step_s else None
-        return replace(best, others=_sorted(others), ahead=ahead)
-    if best is not None and best.step_s < cutoff_s:
-        nearly = plain.nearly if isinstance(plain, Refused) else ()
-        return replace(best, others=_sorted([*found[1:], *nearly]))
-    if isinstance(plain, CutOff):
-        estimated_s = min([max(plain.bound_s, plain.estimated_s), *(one.step_s for one in found[:1])])
-        plans = _sorted([*plain.plans, *found])
-        return replace(plain, bound_s=bound_s, estimated_s=estimated_s, plans=plans)
-    if best is not None:
-        return CutOff(plain.config, bound_s, bound_s, by_memory=True, estimated_s=best.step_s, plans=tuple(found))
-    return plain
-
-
-def _sorted(plans: Sequence[Estimate]) -> tuple[Estimate, ...]:
-    return tuple(sorted(plans, key=lambda one: one.step_s))
-
-
-def _heard(found: Answer | Infeasible | Unsolved) -> Answer | Infeasible | Unsolved:
-    """Returns what the search of shardings came to.
-
-    If it was interrupted it made do with what it had: the search of configurations ends, too.
-    """
-    if isinstance(found, Answer) and found.is_interrupted:
-        raise KeyboardInterrupt
-    return found
-
-
 def make_space(
     setup: Setup,
     stages: Sequence[int] = (),
@@ -748,10 +581,11 @@ def make_space(
     micro_batches: Sequence[int] = (),
     most: int = MOST,
     replicas: int = 0,
+    unlike: tuple[tuple[int, ...], ...] = (),
 ) -> Space:
     """Returns what there is to choose from; what the caller leaves empty is every possibility.
 
-    With a number of `replicas` it is these alone.
+    With a number of `replicas` it is these alone, and so it is with `unlike` meshes [ranks].
 
     Raises:
         RhinoError: RHI-READ-005 and -006 for a module that cannot be read.
@@ -768,9 +602,9 @@ def make_space(
     passing = max(0.0, float(unsplit.least_memory().max(initial=0.0)) - argument_bytes)
     counts = stages or [count for count in range(1, cluster.num_devices + 1) if cluster.num_devices % count == 0]
     found = {count: tuple(meshes) or rank_meshes(cluster, count) for count in counts if count == 1 or numbers[-1] > 1}
-    if replicas:
+    if replicas or unlike:
         found = {}
-    count = replicas or (0 if stages else num_units(cluster))
+    count = replicas or (0 if stages or unlike else num_units(cluster))
     row = (cluster.num_devices // max(1, count),)
     apart = {}
     if count > 1 and numbers[-1] >= count:
@@ -787,6 +621,7 @@ def make_space(
         has_kin=not meshes,
         three_axes=frozenset([count for count in found if takes_three_axes(cluster, count)]),
         replicas=apart,
+        unlike=(unlike,) if unlike and numbers[-1] > 1 else (),
     )
 
 

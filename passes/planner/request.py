@@ -80,14 +80,14 @@ def refuse_two_meshes(stages: str, mesh: str) -> None:
 class Decided:
     """A plan of which nothing is open.
 
-    Without a `schedule` it has one stage, on each of `replicas`; `mesh` is that of a rank, which has `chunks` stages.
-    With `recomputes` each stage recomputes what its memory asks for.
+    Without a `schedule` it has one stage, on each of `replicas`; `meshes` are one for all ranks, or one for each. A
+    rank has `chunks` stages. With `recomputes` each stage recomputes what its memory asks for.
     """
 
     stages: int
     chunks: int
     schedule: str
-    mesh: tuple[int, ...]
+    meshes: tuple[tuple[int, ...], ...]
     micro_batches: int
     remat: float
     replicas: int = 1
@@ -95,7 +95,8 @@ class Decided:
 
     def __str__(self) -> str:
         """Says the configuration, and the schedule where there is one."""
-        config = PlanConfig(self.stages // self.chunks, self.mesh, self.micro_batches, self.remat, self.replicas)
+        ranks, unlike = self.stages // self.chunks, self.meshes if len(self.meshes) > 1 else ()
+        config = PlanConfig(ranks, self.meshes[0], self.micro_batches, self.remat, self.replicas, unlike)
         return plan_name(config, self.schedule, recomputes=self.recomputes)
 
 
@@ -155,7 +156,7 @@ class PlanRequest:
         """Returns the request for a plan of which nothing is open."""
         return replace(
             self,
-            meshes=self.meshes or (mesh_of_shape(plan.mesh),),
+            meshes=self.meshes or tuple(map(mesh_of_shape, plan.meshes)),
             searches_mesh=False,
             micro_batches=plan.micro_batches if plan.schedule or plan.micro_batches > 1 else None,
             remat=(plan.remat,) if plan.remat else (),

@@ -84,11 +84,12 @@ def explore(
 
 
 def _run(strategy: str, trials: Evaluations) -> None:
-    """Requests what a strategy asks for, and then the replicas that there may be."""
+    """Requests what a strategy asks for, and then the replicas and ranks of unlike meshes that there may be."""
     if trials.space.meshes:
         STRATEGIES[strategy].run(trials)
     with trials.requested_by(families.STRATEGY.name), trials.allowing(trials.space.most):
         families.walk_replicas(trials)
+        families.walk_unlike(trials)
 
 
 def is_open(explored: Explored, made_s: float, done: Collection[PlanConfig]) -> bool:

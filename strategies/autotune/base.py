@@ -48,7 +48,8 @@ class PlanConfig:
     """A configuration: a plan but for its schedule, shardings and stage boundaries.
 
     `mesh` is that of one rank, `remat` the share of the activation stash that is recomputed. So many `replicas`, which
-    have one stage each, share the micro-batches.
+    have one stage each, share the micro-batches. Where ranks have unlike meshes, `meshes` [ranks] are these, and `mesh`
+    is the first.
     """
 
     stages: int
@@ -56,14 +57,15 @@ class PlanConfig:
     micro_batches: int
     remat: float = 0.0
     replicas: int = 1
+    meshes: tuple[tuple[int, ...], ...] = ()
 
     def __lt__(self, other: PlanConfig) -> bool:
         """Orders configurations; of those that differ in `remat` alone, the one that stores least comes first."""
         return self._order < other._order
 
     @property
-    def _order(self) -> tuple[int, int, tuple[int, ...], int, float]:
-        return self.stages, self.replicas, self.mesh, self.micro_batches, -self.remat
+    def _order(self) -> tuple[int, int, tuple[tuple[int, ...], ...], tuple[int, ...], int, float]:
+        return self.stages, self.replicas, self.meshes, self.mesh, self.micro_batches, -self.remat
 
     @property
     def num_ranks(self) -> int:
@@ -71,12 +73,17 @@ class PlanConfig:
         return self.stages * self.replicas
 
     @property
+    def rank_meshes(self) -> tuple[tuple[int, ...], ...]:
+        """The mesh of each rank [ranks]."""
+        return self.meshes or (self.mesh,) * self.num_ranks
+
+    @property
     def family(self) -> PlanConfig:
         """The configuration that stands for all that differ from this one in micro-batches alone."""
         return replace(self, micro_batches=0)
 
     def __str__(self) -> str:
-        mesh = "x".join(map(str, self.mesh))
+        mesh = "; ".join("x".join(map(str, own)) for own in self.meshes or (self.mesh,))
         parts = [f"{self.stages} stages of {mesh}" if self.stages > 1 else f"mesh {mesh}"]
         if self.replicas > 1:
             parts = [f"{self.replicas} replicas of {mesh}"]
@@ -85,6 +92,13 @@ class PlanConfig:
         if self.remat > 0:
             parts.append(f"{self.remat:.0%} of the activations recomputed")
         return ", ".join(parts)
+
+
+def on_meshes(meshes: Sequence[tuple[int, ...]], micro_batches: int, remat: float = 0.0) -> PlanConfig:
+    """Returns the configuration with a stage on each of some meshes, which may be unlike."""
+    first = meshes[0]
+    own = () if all(mesh == first for mesh in meshes) else tuple(meshes)
+    return PlanConfig(len(meshes), first, micro_batches, remat, meshes=own)
 
 
 NEARLY: Final = 1.25
@@ -221,7 +235,8 @@ class Space:
     full rate, `most` how many configurations a strategy has evaluated at most, `budget_bytes` what a device may hold.
     If the whole step was divided evenly among all devices, each would hold `resident_bytes` throughout and
     `passing_bytes` more at its peak. `has_kin` says that ranks may have other meshes than those, too; those of the
-    numbers of stages in `three_axes` also of three axes. `replicas` are the meshes of a rank by number of replicas.
+    numbers of stages in `three_axes` also of three axes. `replicas` are the meshes of a rank by number of replicas, and
+    `unlike` ranks of unlike meshes that were asked for, each the meshes of all ranks.
     """
 
     meshes: dict[int, tuple[tuple[int, ...], ...]]
@@ -236,6 +251,7 @@ class Space:
     has_kin: bool = False
     three_axes: frozenset[int] = frozenset()
     replicas: dict[int, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+    unlike: tuple[tuple[tuple[int, ...], ...], ...] = ()
 
     def kin(self, config: PlanConfig) -> list[PlanConfig]:
         """Returns the configurations with a rank's devices on the meshes next to its own; none unless `has_kin`.
@@ -458,7 +474,7 @@ class Evaluations:
 
 def bounds(one: PlanConfig, other: PlanConfig) -> bool:
     """Says whether the bound of a configuration without regard to memory holds for another."""
-    alike = (one.stages, one.replicas, one.mesh) == (other.stages, other.replicas, other.mesh)
+    alike = (one.stages, one.replicas, one.rank_meshes) == (other.stages, other.replicas, other.rank_meshes)
     return alike and one.micro_batches <= other.micro_batches and one.remat <= other.remat
 
 

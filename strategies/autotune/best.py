@@ -49,7 +49,7 @@ def search(trials: Evaluations) -> None:
     with trials.requested_by(STRATEGY.name), trials.allowing(_rest(trials)):
         walked = {PlanConfig(stages, mesh, 0) for stages, meshes in trials.space.meshes.items() for mesh in meshes}
         while kin := _kin(trials, walked):
-            families.walk(trials, replace(trials.space, meshes=kin))
+            families.walk(trials, families.of_meshes(kin))
 
 
 def _rest(trials: Evaluations) -> int:

@@ -18,7 +18,7 @@ same input, same plan.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Final, TypeGuard
@@ -34,6 +34,7 @@ from rhino.strategies.autotune.base import (
     Space,
     Strategy,
     bound_by_memory,
+    on_meshes,
 )
 
 PAYS: Final = 0.005
@@ -42,12 +43,17 @@ PAYS: Final = 0.005
 
 def search(trials: Evaluations) -> None:
     """Walks every family of the space."""
-    walk(trials, trials.space)
+    walk(trials, of_meshes(trials.space.meshes))
 
 
-def walk(trials: Evaluations, space: Space, replicas: int = 1) -> None:
-    """Walks every family of a space, which may have other meshes than that of the trials, of so many replicas."""
-    walking = _Walk(trials, space, replicas)
+def of_meshes(meshes: Mapping[int, Sequence[tuple[int, ...]]]) -> list[PlanConfig]:
+    """Returns a configuration of each mesh of a rank, given by number of stages, without micro-batches."""
+    return [PlanConfig(stages, mesh, 0) for stages, some in sorted(meshes.items()) for mesh in some]
+
+
+def walk(trials: Evaluations, ranks: Sequence[PlanConfig]) -> None:
+    """Walks every family on such ranks, which need not be of the space; `ranks` are without micro-batches."""
+    walking = _Walk(trials, ranks)
     while configs := walking.proposals():
         for outcome in trials.outcomes(configs):
             walking.take(outcome)
@@ -56,7 +62,12 @@ def walk(trials: Evaluations, space: Space, replicas: int = 1) -> None:
 def walk_replicas(trials: Evaluations) -> None:
     """Walks every family of the replicas of a space."""
     for replicas, meshes in sorted(trials.space.replicas.items()):
-        walk(trials, replace(trials.space, meshes={1: meshes}), replicas)
+        walk(trials, [PlanConfig(1, mesh, 0, replicas=replicas) for mesh in meshes])
+
+
+def walk_unlike(trials: Evaluations) -> None:
+    """Walks every family of the ranks of unlike meshes that were asked for."""
+    walk(trials, [on_meshes(meshes, 0) for meshes in trials.space.unlike])
 
 
 STRATEGY: Final = Strategy("rhino", "every family of configurations that its bound does not rule out", search)
@@ -144,20 +155,19 @@ def _is_estimated(outcome: Outcome) -> TypeGuard[Estimate | CutOff]:
 
 
 class _Walk:
-    def __init__(self, trials: Evaluations, space: Space, replicas: int) -> None:
+    def __init__(self, trials: Evaluations, ranks: Sequence[PlanConfig]) -> None:
         self.trials = trials
-        self.replicas = replicas
-        self.space = space
+        self.ranks = ranks
+        self.space = trials.space
         self.explored = trials.explored
         self.families = {one.config: one for one in self.every_family()}
 
     def every_family(self) -> Iterator[_Family]:
-        for stages, meshes in sorted(self.space.meshes.items()):
-            for mesh in meshes:
-                for remat in self.space.remats:
-                    config = PlanConfig(stages, mesh, 0, remat, self.replicas)
-                    seed = self.space.seed(config.num_ranks, remat)
-                    yield _Family(config, self.space.least_s, seed, is_open=remat == min(self.space.remats))
+        for ranks in self.ranks:
+            for remat in self.space.remats:
+                seed = self.space.seed(ranks.num_ranks, remat)
+                config = replace(ranks, remat=remat)
+                yield _Family(config, self.space.least_s, seed, is_open=remat == min(self.space.remats))
 
     def proposals(self) -> list[PlanConfig]:
         """Returns the configurations of the next round, none at the end."""
@@ -186,8 +196,8 @@ class _Walk:
 
         Square ones come first, so that a round looks at all kinds.
         """
-        meshes = sorted(self.space.meshes[config.stages], key=lambda mesh: (max(mesh), mesh))
-        return meshes.index(config.mesh)
+        alike = [one.rank_meshes for one in self.ranks if one.stages == config.stages]
+        return sorted(alike, key=lambda meshes: (max(meshes[0]), meshes)).index(config.rank_meshes)
 
     def is_legal(self, family: _Family, place: int) -> bool:
         """Says whether there is a configuration of a family with the micro-batches of a place."""

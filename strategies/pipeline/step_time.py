@@ -51,6 +51,11 @@ class StageTimes:
         each = sum(self.forward_s) + sum(self.input_s) + sum(self.weight_s)
         return num_micro_batches * each + sum(self.apply_s)
 
+    def each_busy_s(self, num_micro_batches: int) -> list[float]:
+        """Returns the seconds in which each stage computes in a step [stages]."""
+        every = zip(self.forward_s, self.input_s, self.weight_s, self.apply_s, strict=True)
+        return [num_micro_batches * (one + two + three) + once for one, two, three, once in every]
+
     def task_s(self, phase: Phase, stage: int) -> float:
         """Returns the seconds of a task."""
         match phase:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Final
 
 import numpy as np
@@ -34,7 +35,7 @@ from rhino.strategies.pipeline.stages.line import (
     on_devices,
     stretches,
 )
-from rhino.strategies.pipeline.stages.needs import StageNeeds
+from rhino.strategies.pipeline.stages.needs import StageNeeds, rank_peaks
 from rhino.strategies.pipeline.stages.places import op_stages
 from rhino.strategies.pipeline.stages.remat_steps import remat_steps
 from rhino.strategies.pipeline.stages.stage_graph import UnlikeDevices, make_staging
@@ -65,12 +66,18 @@ class Sharded:
 class StageEstimate:
     """A cut in stages: what they take, and what devices of each need.
 
-    Shapes: `held_bytes` [stages], what devices hold as the cut counts it.
+    Shapes: `needs` [stages], each those of the stage's own mesh; `held_bytes` [stages], what devices hold as the cut
+    counts it.
     """
 
     times: StageTimes
-    needs: StageNeeds
+    needs: tuple[StageNeeds, ...]
     held_bytes: Floats
+
+    def peak_bytes(self, order: Order, limit_bytes: float = inf) -> tuple[float, ...]:
+        """Returns what a device of each rank needs at most [ranks], as `rank_peaks` does."""
+        first = [order.rank_of.index(rank) for rank in range(len(order.tasks))]
+        return rank_peaks([self.needs[stage] for stage in first], order, limit_bytes)
 
 
 class StageEstimates:
@@ -78,7 +85,7 @@ class StageEstimates:
 
     They are those whose transfers cost least within a tolerance of the best balance. What the number does not change is
     found once. `link` is that between a stage and the next, and `unlike` says how the devices of ranks differ, if they
-    do.
+    do; where they have meshes of their own, `on_meshes` [groups] is the step as it is sharded there.
     """
 
     def __init__(
@@ -88,6 +95,7 @@ class StageEstimates:
         link: Link,
         tolerances: Sequence[float],
         unlike: UnlikeDevices | None = None,
+        on_meshes: Sequence[Sharded] = (),
     ) -> None:
         plan, self.unlike = sharded.plan, unlike
         self.sharded, self.num_micro_batches, self.tolerances = sharded, num_micro_batches, sorted(tolerances)
@@ -112,9 +120,16 @@ class StageEstimates:
             line for line in lines if line.back.any()
         ] or lines  # where there is a backward pass it is on the same devices
         self.pieces = [_pieces(self.staging.problem, line) for line in self.lines]
-        self.temporaries: dict[object, float] = {}
+        self.on_meshes = tuple(dict.fromkeys(on_meshes)) or (sharded,)
+        self.mesh_of = [self.on_meshes.index(one) for one in on_meshes]  # by group
+        self.handings = [self._handing(one.plan) for one in self.on_meshes] if on_meshes else [self.handing]
+        self.temporaries: list[dict[object, float]] = [{} for _ in self.on_meshes]
         self.found: dict[tuple[int, tuple[int, ...]], tuple[StageEstimate, ...]] = {}
         self.steps: dict[int, RematSteps] = {}
+
+    def _handing(self, plan: ShardingPlan) -> Handing:
+        """Returns what the forward pass stashes for the backward pass where the step is sharded by `plan`."""
+        return Handing(plan.graph, self.staging.parts, local_bytes(plan) * plan.graph.copies(), runs_alone(plan))
 
     def cuts(self, rank_of: Sequence[int]) -> tuple[StageEstimate, ...]:
         """Returns the cuts in stages on ranks `rank_of` [stages] that are the best within some tolerance.
@@ -147,7 +162,7 @@ class StageEstimates:
             if not cuts:
                 return None
             best = min(cuts, key=lambda one: step_seconds(order, one.times))
-            peaks = np.array(best.needs.peak_bytes(order))
+            peaks = np.array(best.peak_bytes(order))
             if (peaks <= limits).all():
                 return best
             own = np.minimum(own, limits - (peaks - best.held_bytes))
@@ -174,20 +189,23 @@ class StageEstimates:
             stage_times(problem, stage, awaited, remat.added_s),
             apply_s=tuple((apply_s + max(0.0, once_s) / num_stages).tolist()),
         )
-        own = np.bincount(device, weights=problem.own_bytes, minlength=num_stages)
-        kept = own + problem.resident.size @ problem.resident.present(device, num_stages)
+        kept = problem.kept_memory(device)
         awaited_ops = (self.staging.node >= 0) & awaited[self.staging.node]
-        needs = StageNeeds(
-            self.sharded.plan,
-            self.handing,
-            by_op,
-            awaited_ops,
-            kept_bytes=tuple(kept.tolist()),
-            freed_bytes=tuple(remat.freed_bytes.tolist()),
-            again_bytes=tuple(remat.alive_bytes.tolist()),
-            temporaries=self.temporaries,
-        )
-        return StageEstimate(times, needs, remat.held_bytes)
+        needs = [
+            StageNeeds(
+                sharded.plan,
+                handing,
+                by_op,
+                awaited_ops,
+                kept_bytes=tuple(kept.tolist()),
+                freed_bytes=tuple(remat.freed_bytes.tolist()),
+                again_bytes=tuple(remat.alive_bytes.tolist()),
+                temporaries=temporaries,
+            )
+            for sharded, handing, temporaries in zip(self.on_meshes, self.handings, self.temporaries, strict=True)
+        ]
+        of_stages = [self.mesh_of[problem.group_of(one)] if self.mesh_of else 0 for one in range(num_stages)]
+        return StageEstimate(times, tuple([needs[mesh] for mesh in of_stages]), remat.held_bytes)
 
     def _best_on_lines(self, problem: StageProblem) -> Iterator[Ints]:
         """Yields each node's virtual stage in the best cut of a line within each tolerance, in its best balance.

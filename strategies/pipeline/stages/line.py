@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
@@ -147,16 +147,16 @@ class Stretches:
     """What each stretch of a line, from place i to before place j, takes as a stage [places + 1, places + 1].
 
     Units: `cost` in that of the problem's nets, less a constant of the line: that of nets in the stretch; `work` in
-    seconds by group of devices, of the last stage `last_work`; `resident` and `saved` in bytes. `pins[s]` says whether
-    a stretch can be stage s. `remat` is what stretches can recompute, by number of stages and group.
+    seconds by group of devices, of the last stage `last_work`; `resident` and `saved` in bytes by group. `pins[s]` says
+    whether a stretch can be stage s. `remat` is what stretches can recompute, by number of stages and group.
     """
 
     line: Line
     cost: Floats
     work: tuple[Floats, ...]
     last_work: tuple[Floats, ...]
-    resident: Floats
-    saved: Floats
+    resident: tuple[Floats, ...]
+    saved: tuple[Floats, ...]
     pins: tuple[Bools, ...]
     remat: dict[tuple[int, int], StretchRemat] = field(default_factory=dict)
 
@@ -198,12 +198,16 @@ def stretches(problem: StageProblem, line: Line) -> Stretches | None:
             return None
         device = problem.virtual.stage(stage).device
         pins[device] = pins[device] & (start <= line.place[node]) & (line.place[node] < end)
-    cost, resident, saved = (_present(nets, line) for nets in (problem.nets, problem.resident, problem.saved))
+    every = [problem.bytes_of_group(group) for group in range(problem.num_groups if problem.group_bytes else 1)]
+    resident = [_present(replace(problem.resident, size=own.resident), line) + along(own.own) for own in every]
+    saved = [_present(replace(problem.saved, size=own.saved), line) for own in every]
+    again = 1 if problem.group_bytes else problem.num_groups  # those of groups that hold as much are one array
     work, last_work = (
         tuple([along(problem.work_of_group(group, is_last=is_last)) for group in range(problem.num_groups)])
         for is_last in (False, True)
     )
-    return Stretches(line, cost, work, last_work, resident + along(problem.own_bytes), saved, tuple(pins))
+    cost = _present(problem.nets, line)
+    return Stretches(line, cost, work, last_work, tuple(resident * again), tuple(saved * again), tuple(pins))
 
 
 def on_devices(problem: StageProblem, parts: Stretches) -> StageStretches:
@@ -227,14 +231,13 @@ def _within(
     """Returns the seconds of stretches with what they recompute to hold no more than a budget."""
     if not np.isfinite(budget):
         return work
-    over = parts.resident + in_flight * parts.saved - budget * (1 + ROUNDING)
+    over = parts.resident[group] + in_flight * parts.saved[group] - budget * (1 + ROUNDING)
     found = np.where(over <= 0, work, np.inf)
     if len(problem.remat):
         most_s = MOST_SHARES * float(work[0, -1] + problem.step_seconds(group).sum()) / problem.num_stages
         start, end = np.nonzero((over > 0) & (work <= most_s))
-        found[start, end] = work[start, end] + parts.remat_of(problem, group).added_s(
-            over[start, end], in_flight, start, end
-        )
+        freed = over[start, end] / problem.step_bytes_ratio(group)
+        found[start, end] = work[start, end] + parts.remat_of(problem, group).added_s(freed, in_flight, start, end)
     return found
 
 

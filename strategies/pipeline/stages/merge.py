@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rhino.ir.arrays import Floats, Ints
-from rhino.strategies.pipeline.stages.stage_problem import OPEN, StageProblem, merged_nets, time_ratios
+from rhino.strategies.pipeline.stages.stage_problem import OPEN, GroupBytes, StageProblem, merged_nets, time_ratios
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,8 +63,18 @@ def merged(problem: StageProblem, head: Ints) -> Merged:
         resident=merged_nets(problem.resident, group, least=1),
         saved=merged_nets(problem.saved, group, least=1),
         remat=problem.remat.grouped(group),
+        group_bytes=tuple([_merged_bytes(problem, own, group, num) for own in problem.group_bytes]),
     )
     return Merged(joined, group.astype(np.int64))
+
+
+def _merged_bytes(problem: StageProblem, own: GroupBytes, group: Ints, num: int) -> GroupBytes:
+    """Returns what joined nodes take on a device of a group of devices."""
+    resident, saved = (
+        merged_nets(replace(nets, size=size), group, least=1).size
+        for nets, size in ((problem.resident, own.resident), (problem.saved, own.saved))
+    )
+    return GroupBytes(_summed(own.own, group, num), resident, saved)
 
 
 def _summed(values: Floats, group: Ints, num: int) -> Floats:

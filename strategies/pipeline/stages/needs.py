@@ -31,6 +31,24 @@ _Key: TypeAlias = tuple[Phase, int]
 """A program of each micro-batch, or `apply`: its phase and its stage."""
 
 
+def rank_peaks(needs: Sequence[StageNeeds], order: Order, limit_bytes: float = inf) -> tuple[float, ...]:
+    """Returns what a device of each rank needs at most as it goes through its tasks, by its own `needs` [ranks].
+
+    Where a rank is over the limit, it returns that rank alone. Most of the work is to find what programs need by
+    themselves. So what is stored between them is found first, and ranks come first that store most.
+    """
+    stages_of = [[stage for stage, rank in enumerate(order.rank_of) if rank == one] for one in range(len(order.tasks))]
+    used = [own.used_bytes(stages, tasks) for own, stages, tasks in zip(needs, stages_of, order.tasks, strict=True)]
+    found = [0.0] * len(used)
+    for rank in sorted(range(len(used)), key=lambda one: -max(used[one].values())):
+        if max(used[rank].values()) > limit_bytes:
+            return (max(used[rank].values()),)
+        found[rank] = max(size + needs[rank].passing_bytes(*key) for key, size in used[rank].items())
+        if found[rank] > limit_bytes:
+            return (found[rank],)
+    return tuple(found)
+
+
 @dataclass(eq=False)
 class StageNeeds:
     """What devices of the stages of a step need, program by program, each told when it is first asked for.
@@ -68,23 +86,8 @@ class StageNeeds:
         return VirtualStages(len(self.kept_bytes))
 
     def peak_bytes(self, order: Order, limit_bytes: float = inf) -> tuple[float, ...]:
-        """Returns what a device of each rank needs at most as it goes through its tasks [ranks].
-
-        Where a rank is over the limit, it returns that rank alone. Most of the work is to find what programs need by
-        themselves. So what is stored between them is found first, and ranks come first that store most.
-        """
-        stages_of = [
-            [stage for stage, rank in enumerate(order.rank_of) if rank == one] for one in range(len(order.tasks))
-        ]
-        used = [self.used_bytes(*one) for one in zip(stages_of, order.tasks, strict=True)]
-        found = [0.0] * len(used)
-        for rank in sorted(range(len(used)), key=lambda one: -max(used[one].values())):
-            if max(used[rank].values()) > limit_bytes:
-                return (max(used[rank].values()),)
-            found[rank] = max(size + self.passing_bytes(*key) for key, size in used[rank].items())
-            if found[rank] > limit_bytes:
-                return (found[rank],)
-        return tuple(found)
+        """Returns what a device of each rank needs at most as it goes through its tasks [ranks], as `rank_peaks`."""
+        return rank_peaks([self] * len(order.tasks), order, limit_bytes)
 
     def used_bytes(self, stages: Sequence[int], tasks: Sequence[Task]) -> dict[_Key, float]:
         """Returns the most that a device of a rank with these stages stores while each program runs.

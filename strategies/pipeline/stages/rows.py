@@ -268,6 +268,7 @@ class StageRows:
         """Adds the rows of the steps that a device takes, and what they come to, to its work and its memory."""
         problem, remat, steps = self.problem, self.problem.remat, self.steps[device]
         seconds, in_flight = problem.step_seconds(problem.group_of(device)), float(problem.in_flight()[device])
+        ratio = problem.step_bytes_ratio(problem.group_of(device))
         most_bytes = max((float(remat.alive_bytes[step]) for step in steps), default=0.0)
         alive = self.variable() if most_bytes else None
         for step, switch in steps.items():
@@ -276,11 +277,11 @@ class StageRows:
             for node in remat.nets.nodes(step).tolist():
                 self.at_most(_less({switch: 1.0}, self.at(node, device)), 0.0)
             _add(work, {switch: 1.0}, float(seconds[step]))
-            _add(memory, {switch: 1.0}, -in_flight * float(remat.nets.size[step]))
+            _add(memory, {switch: 1.0}, -in_flight * ratio * float(remat.nets.size[step]))
             if alive is not None:
                 self.at_most({switch: float(remat.alive_bytes[step]) / most_bytes, alive: -1.0}, 0.0)
         if alive is not None:
-            _add(memory, {alive: 1.0}, most_bytes)
+            _add(memory, {alive: 1.0}, ratio * most_bytes)
 
     def _load_rows(self) -> None:
         problem = self.problem
@@ -294,17 +295,19 @@ class StageRows:
                 self.at_most(_less(_scaled(work, 1 / self._all_work()), {self.most_work: 1.0}), 0.0)
             if problem.budget_bytes is None or self._most_bytes(device) <= problem.budget_bytes[device]:
                 continue
-            _add(total, self._sum(problem.own_bytes, device), 1.0)
-            for nets, times in ((problem.resident, 1.0), (problem.saved, float(problem.in_flight()[device]))):
+            own = problem.bytes_of_group(problem.group_of(device))
+            _add(total, self._sum(own.own, device), 1.0)
+            in_flight = float(problem.in_flight()[device])
+            for nets, sizes in ((problem.resident, own.resident), (problem.saved, in_flight * own.saved)):
                 for net in range(len(nets)):
-                    _add(total, self._presence(nets, net, device), times * float(nets.size[net]))
+                    _add(total, self._presence(nets, net, device), float(sizes[net]))
             self.at_most(_scaled(total, 1 / problem.budget_bytes[device]), 1 + ROUNDING)
 
     def _most_bytes(self, device: int) -> float:
         """Returns what a device would hold if all nodes were there."""
-        problem = self.problem
-        saved = float(problem.saved.size.sum()) * float(problem.in_flight()[device])
-        return float(problem.own_bytes.sum()) + float(problem.resident.size.sum()) + saved
+        own = self.problem.bytes_of_group(self.problem.group_of(device))
+        saved = float(own.saved.sum()) * float(self.problem.in_flight()[device])
+        return float(own.own.sum()) + float(own.resident.sum()) + saved
 
     def _sum(self, weights: Floats, device: int) -> Term:
         total: Term = {}

@@ -27,7 +27,7 @@ from rhino.ir.cluster.hardware import Line
 from rhino.ir.graph.graph import Graph
 from rhino.strategies.pipeline.activation_stash import Handing
 from rhino.strategies.pipeline.split_backward_cost import SplitBackwardCost
-from rhino.strategies.pipeline.stages.stage_problem import OPEN, StageProblem, make_nets, time_ratios
+from rhino.strategies.pipeline.stages.stage_problem import OPEN, GroupBytes, Nets, StageProblem, make_nets, time_ratios
 from rhino.strategies.solver.connected_components import components
 from rhino.strategies.structure.training_phases import TrainingPhases, sources_of
 
@@ -64,11 +64,13 @@ class UnlikeDevices:
     """How devices differ.
 
     Shapes: `group` [devices] is that of each device, and `time_ratio` [groups, ops] how many times its seconds an op
-    takes there.
+    takes there. Where groups have meshes of their own, `value_bytes` [groups], each [values], is what each copy of a
+    value takes on a device.
     """
 
     group: tuple[int, ...]
     time_ratio: Floats
+    value_bytes: tuple[Floats, ...] = ()
 
     def rates(self, seconds: Floats) -> list[float]:
         """Returns how many of the `seconds` of ops [ops] each device does in one [devices]."""
@@ -108,6 +110,9 @@ def make_staging(
 _Sent = tuple[list[int], float, int]
 """The nodes of a net, its bytes, and how often it is sent in a step."""
 
+_Held = tuple[list[int], int]
+"""The nodes of a net, and the value that is held where they are."""
+
 
 class _Builder:
     def __init__(
@@ -124,9 +129,15 @@ class _Builder:
     ) -> None:
         graph, parts = handing.graph, handing.parts
         self.handing, self.link, self.apart, self.unlike = handing, link, apart, unlike
-        self.graph, self.parts, self.pins, self.value_bytes = graph, parts, pins, value_bytes
+        self.graph, self.parts, self.pins = graph, parts, pins
+        # Between unlike meshes a device of that on which more of a value lies has as much to send, or to receive.
+        every = [value_bytes, *(own.tolist() for own in unlike.value_bytes)] if unlike else [value_bytes]
+        self.value_bytes = [max(sizes) for sizes in zip(*every, strict=True)]
         self.num_stages, self.num_micro_batches, self.budget_bytes = num_stages, num_micro_batches, budget_bytes
         self.total_bytes: list[float] = (np.array(value_bytes) * graph.copies()).tolist()
+        self.group_bytes: list[list[float]] = [
+            (own * graph.copies()).tolist() for own in (unlike.value_bytes if unlike else ())
+        ]
         self.value_op: list[int] = graph.value_op.tolist()
         self.ranked: list[bool] = np.array([bool(kind.shape) for kind in graph.types])[graph.value_type].tolist()
         self.carried: dict[int, int] = {}
@@ -180,17 +191,19 @@ class _Builder:
         num_nodes = int(node.max(initial=-1)) + 1
         placed = np.flatnonzero(node >= 0)
         body = placed[self.parts.body[placed]]
-        work, own_bytes = np.zeros(num_nodes), np.zeros(num_nodes)
+        work = np.zeros(num_nodes)
         np.add.at(work, node[body], self.parts.seconds[body])
-        for value, returned in self.carried.items():
-            if (op := self.value_op[returned]) >= 0 and node[op] >= 0 and self.roots[value] == value:
-                own_bytes[node[op]] += self.total_bytes[value]
         pinned = np.full(num_nodes, OPEN, dtype=np.int64)
         for op, stage in self.pins.items():
             pinned[node[op]] = stage
-        sent, resident = self._nets(node)
+        sent, outside = self._nets(node)
+        resident = [*outside, *self._made_before(node)]
         turns_round = self._turns_round()
         late, others, saved = self._saved(node) if turns_round else _never(num_nodes)
+
+        def nets_of(members: Iterable[_Held], sizes: Sequence[float]) -> Nets:
+            return make_nets(((nodes, float(sizes[value])) for nodes, value in members), least=1)
+
         more, again = np.zeros(num_nodes), np.zeros(num_nodes)
         if turns_round and self.apart is not None:
             np.add.at(more, node[body], self.apart.more_s[body])
@@ -206,9 +219,9 @@ class _Builder:
             ),
             pinned=pinned,
             late=late,
-            own_bytes=own_bytes,
-            resident=make_nets((*resident, *self._made_before(node)), least=1),
-            saved=make_nets(saved, least=1),
+            own_bytes=self._own_bytes(node, num_nodes, self.total_bytes),
+            resident=nets_of(resident, self.total_bytes),
+            saved=nets_of(saved, self.total_bytes),
             budget_bytes=None if self.budget_bytes is None else tuple(self.budget_bytes),
             turns=tuple(others),
             turns_round=turns_round,
@@ -217,10 +230,26 @@ class _Builder:
             again=again if again.any() else np.zeros(0),
             group=self.unlike.group if self.unlike else (),
             time_ratio=self._time_ratio(node, body, work),
+            group_bytes=tuple(
+                [
+                    GroupBytes(
+                        self._own_bytes(node, num_nodes, own), nets_of(resident, own).size, nets_of(saved, own).size
+                    )
+                    for own in self.group_bytes
+                ]
+            ),
         )
         net_bytes = make_nets((users, times * size) for users, size, times in sent).size
         net_transfers = make_nets((users, float(times)) for users, _, times in sent).size
         return Staging(self.graph, self.parts, problem, node, net_bytes, net_transfers, self._readers())
+
+    def _own_bytes(self, node: Ints, num_nodes: int, total_bytes: Sequence[float]) -> Floats:
+        """Returns the bytes of the sums that each node makes [nodes], where values take `total_bytes` [values]."""
+        found: Floats = np.zeros(num_nodes)
+        for value, returned in self.carried.items():
+            if (op := self.value_op[returned]) >= 0 and node[op] >= 0 and self.roots[value] == value:
+                found[node[op]] += total_bytes[value]
+        return found
 
     def _time_ratio(self, node: Ints, body: Ints, work: Floats) -> Floats:
         """Returns how many times `work` [nodes] nodes take in each group [groups, nodes]."""
@@ -317,7 +346,7 @@ class _Builder:
         ends = np.array(sorted(pairs), dtype=np.int64).reshape(-1, 2)
         return ends[:, 0], ends[:, 1]
 
-    def _nets(self, node: Ints) -> tuple[list[_Sent], Iterable[tuple[list[int], float]]]:
+    def _nets(self, node: Ints) -> tuple[list[_Sent], Iterable[_Held]]:
         """Returns the nets with what each sends per step, and those that are held wherever they have a node."""
         in_loop: dict[int, list[int]] = {}
         per_step: dict[int, list[int]] = {}
@@ -347,11 +376,9 @@ class _Builder:
         outside = {
             value: users for value, users in per_step.items() if value not in self.carried and not self._is_made(value)
         }
-        return [one for one in sent if one[1]], (
-            (users, float(self.total_bytes[value])) for value, users in outside.items()
-        )
+        return [one for one in sent if one[1]], ((users, value) for value, users in outside.items())
 
-    def _made_before(self, node: Ints) -> Iterator[tuple[list[int], float]]:
+    def _made_before(self, node: Ints) -> Iterator[_Held]:
         """Yields what is made before the loop, such as casts of parameters.
 
         Each stage that reads it has its own, beside the argument.
@@ -369,7 +396,7 @@ class _Builder:
                 if 0 <= made_by < loop.op and not self.parts.free[made_by]:
                     users.setdefault(start, []).append(int(node[op]))
         for value, nodes in users.items():
-            yield nodes, float(self.total_bytes[value])
+            yield nodes, value
 
     def _summands(self) -> set[int]:
         """Returns the values that are added up to a sum over micro-batches, and nothing else.
@@ -411,21 +438,19 @@ class _Builder:
         ends = [(value, self.value_op[returned]) for value, returned in self.carried.items() if self.ranked[value]]
         return any(self.roots[value] == value and op >= 0 and self.graph.cls(op).name != _STACKS for value, op in ends)
 
-    def _saved(self, node: Ints) -> tuple[Bools, list[Bools], Iterable[tuple[list[int], float]]]:
+    def _saved(self, node: Ints) -> tuple[Bools, list[Bools], Sequence[_Held]]:
         """Returns which nodes run after most of a micro-batch is stored, other guesses of that, and what is saved.
 
         What is saved would be stashed if the step were split into two programs where most is stored. It comes with
         the nodes that need it.
         """
-        saved = [
-            ([int(node[op]) for op in ops], self.total_bytes[value]) for value, ops in self.handing.halves.kept.items()
-        ]
+        saved = [([int(node[op]) for op in ops], value) for value, ops in self.handing.halves.kept.items()]
         ops = np.flatnonzero(self.parts.body & (node >= 0)).tolist()
         late, *others = [_behind(turn, ops, node) for turn in dict.fromkeys(self.handing.turns)]
         return late, [one for one in others if not np.array_equal(one, late)], saved
 
 
-def _never(num_nodes: int) -> tuple[Bools, list[Bools], Iterable[tuple[list[int], float]]]:
+def _never(num_nodes: int) -> tuple[Bools, list[Bools], Sequence[_Held]]:
     """Returns what `_saved` does for a step without a backward pass."""
     return np.zeros(num_nodes, dtype=bool), [], ()
 

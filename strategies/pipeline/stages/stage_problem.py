@@ -13,7 +13,7 @@ it: that is work (rhino.strategies.pipeline.stages.stage_remat).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -118,6 +118,19 @@ def nets_of(nodes: Sequence[Ints], size: Floats) -> Nets:
 NO_STEPS = RematSteps(NO_NETS, np.zeros(0), np.zeros(0), np.zeros(0, dtype=np.int64), np.zeros(0))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupBytes:
+    """What a device of a group holds, where its mesh is another one.
+
+    Shapes: `own` [nodes], and the sizes of nets that are `resident` and `saved` [nets each], as a `StageProblem` has
+    them.
+    """
+
+    own: Floats
+    resident: Floats
+    saved: Floats
+
+
 def time_ratios(works: Sequence[Floats], work: Floats) -> Floats:
     """Returns how many times `work` [nodes] nodes take in each group, of which `works` has the seconds [groups, nodes].
 
@@ -145,7 +158,8 @@ class StageProblem:
     Where what is saved may be recomputed, `remat` has the steps.
 
     Where devices are unlike, `group` [devices] says of which group each is, and `time_ratio` [groups, nodes] how many
-    times the seconds above a node takes there.
+    times the seconds above a node takes there. Where their meshes are unlike too, `group_bytes` [groups] has the bytes
+    there, in place of those above.
     """
 
     num_stages: int
@@ -168,6 +182,7 @@ class StageProblem:
     remat: RematSteps = field(default_factory=lambda: NO_STEPS)
     group: tuple[int, ...] = ()
     time_ratio: Floats = field(default_factory=lambda: np.zeros((0, 0)))
+    group_bytes: tuple[GroupBytes, ...] = ()
 
     @property
     def num_nodes(self) -> int:
@@ -255,13 +270,42 @@ class StageProblem:
         found: Floats = self.remat.seconds * np.where(work > 0, there / np.maximum(work, 1e-300), mean)
         return found
 
+    def bytes_of_group(self, group: int) -> GroupBytes:
+        """Returns what a device of a group holds of nodes and nets."""
+        if not self.group_bytes:
+            return GroupBytes(self.own_bytes, self.resident.size, self.saved.size)
+        return self.group_bytes[group]
+
+    def step_bytes_ratio(self, group: int) -> float:
+        """Returns how many times the bytes above a step of rematerialization frees on a device of a group.
+
+        Steps are of what is saved, so that is how much more or less of it there is.
+        """
+        saved = float(self.saved.size.sum())
+        return float(self.bytes_of_group(group).saved.sum()) / saved if saved else 1.0
+
+    def kept_memory(self, device: Ints) -> Floats:
+        """Returns the bytes on each device throughout a step, where node i is on `device[i]` [devices]."""
+        present = self.resident.present(device, self.num_stages)
+
+        def kept(own: GroupBytes) -> Floats:
+            found: Floats = np.bincount(device, weights=own.own, minlength=self.num_stages) + own.resident @ present
+            return found
+
+        return self._by_device(kept)
+
     def device_memory(self, device: Ints) -> Floats:
         """Returns the bytes on each device, where nothing is recomputed [devices]."""
-        own = np.bincount(device, weights=self.own_bytes, minlength=self.num_stages)
-        resident = self.resident.size @ self.resident.present(device, self.num_stages)
-        saved = self.saved.size @ self.saved.present(device, self.num_stages)
-        result: Floats = own + resident + saved * self.in_flight()
+        present = self.saved.present(device, self.num_stages)
+        saved = self._by_device(lambda own: own.saved @ present)
+        result: Floats = self.kept_memory(device) + saved * self.in_flight()
         return result
+
+    def _by_device(self, figures: Callable[[GroupBytes], Floats]) -> Floats:
+        """Returns figures [devices], that of each device from those of its group."""
+        groups = [self.group_of(device) for device in range(self.num_stages)]
+        found = {group: figures(self.bytes_of_group(group)) for group in dict.fromkeys(groups)}
+        return np.array([found[group][device] for device, group in enumerate(groups)])
 
     def is_legal(self, stage: Ints) -> bool:
         """Says whether the virtual stages grow along edges and honour the pins."""

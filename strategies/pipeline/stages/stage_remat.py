@@ -60,13 +60,15 @@ def stage_remat(problem: StageProblem, device: Ints) -> StageRemat:
     for stage in np.flatnonzero(over > 0).tolist():
         seconds, in_flight = problem.step_seconds(problem.group_of(stage)), float(problem.in_flight()[stage])
         there = np.flatnonzero(at == stage)
-        found = _least(remat, there, seconds, over[stage], in_flight, CONTENT * float(work[stage]))
+        ratio = problem.step_bytes_ratio(problem.group_of(stage))
+        found = _least(remat, there, seconds, over[stage] / ratio, in_flight, CONTENT * float(work[stage]))
         if found is None:
             added_s[stage] = np.inf
             continue
         taken[found] = True
         added_s[stage] = seconds[found].sum()
-        freed[stage], alive[stage] = remat.nets.size[found].sum(), remat.alive_bytes[found].max(initial=0.0)
+        freed[stage] = ratio * remat.nets.size[found].sum()
+        alive[stage] = ratio * remat.alive_bytes[found].max(initial=0.0)
         held[stage] += alive[stage] - in_flight * freed[stage]
     return StageRemat(taken, added_s, held, freed, alive)
 
@@ -78,7 +80,10 @@ def remat_shares(problem: StageProblem, stage: Ints) -> tuple[float, ...]:
     """
     device = problem.device(stage)
     freed = stage_remat(problem, device).freed_bytes
-    stash = np.bincount(device, weights=problem.remat.stash_bytes, minlength=problem.num_stages) if freed.any() else 1.0
+    ratio = np.array([problem.step_bytes_ratio(problem.group_of(one)) for one in range(problem.num_stages)])
+    stash: Floats = np.ones(problem.num_stages)
+    if freed.any():
+        stash = ratio * np.bincount(device, weights=problem.remat.stash_bytes, minlength=problem.num_stages)
     shares: Floats = np.floor(np.minimum(freed / np.maximum(stash, 1e-300), 1.0) * DECIMALS) / DECIMALS
     return tuple(shares.tolist())
 

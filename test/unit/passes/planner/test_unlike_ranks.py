@@ -132,13 +132,29 @@ def test_ranks_whose_meshes_are_alike_are_planned_as_ranks_of_one_mesh(tmp_path:
         (("--stages=4+0",), "RHI-CLI-001] stages: got '4+0'", 2),
         (("--replicas=2", "--mesh=4;2"), "RHI-STAGE-007] replicas run the same programs", 2),
         (("--stages=4+2", "--offload"), "RHI-STAGE-007] host memory is asked for", 2),
-        (("--mesh=4;2",), "RHI-STAGE-007] ranks of unlike meshes are asked for", 2),
+        (("--mesh=4;2", "--offload"), "RHI-STAGE-007] ranks of unlike meshes are asked for", 2),
+        (("--mesh=4;4;2",), "RHI-MESH-001] ranks of 4, 4, 2 devices have 10", 1),
     ],
 )
 def test_what_cannot_be_planned_is_refused(tmp_path: Path, options: tuple[str, ...], what: str, code: int):
     (tmp_path / "step.mlir").write_bytes(text(STEPS["mean-loss"]))
     got, err = optimize(tmp_path, *options)
     assert (got, what in err) == (code, True), err
+
+
+@pytest.mark.parametrize("asked", [("--stages=4+2+2",), ("--mesh=4;2;2", "--schedule=gpipe")])
+def test_micro_batches_and_the_schedule_of_unlike_ranks_are_searched_for(tmp_path: Path, asked: tuple[str, ...]):
+    (tmp_path / "step.mlir").write_bytes(text(STEPS["adam"]))
+    err, report = io.StringIO(), tmp_path / "report.json"
+    words = ["--auto-parallel", "--cluster=cpu8", *asked, f"--plan={tmp_path / 'plan'}", f"--plan-json={report}"]
+    assert opt.run([*words, str(tmp_path / "step.mlir")], io.BytesIO(), io.BytesIO(), err) == 0, err.getvalue()
+    found, said = load_plan(tmp_path / "plan"), json.loads(report.read_text())
+    assert [mesh.num_devices for mesh in found.meshes] == [4, 2, 2]
+    assert said["plan"]["meshes"] == [[4], [2], [2]]
+    assert said["plan"]["micro_batches"] == found.num_micro_batches > 1
+    assert len(said["estimated_peak_bytes"]) == 3
+    assert all(one["meshes"] == [[4], [2], [2]] for one in said["alternatives"])
+    assert said["bound_s"] <= min(one["bound_s"] for one in said["alternatives"])
 
 
 def test_a_function_of_typed_keys_trains_on_unlike_ranks():

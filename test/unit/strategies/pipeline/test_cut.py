@@ -11,7 +11,14 @@ from rhino.strategies.pipeline.stages.cut import StageAnswer, solve_stages
 from rhino.strategies.pipeline.stages.line import cut, lines_of, on_devices, stretches
 from rhino.strategies.pipeline.stages.merge import merge
 from rhino.strategies.pipeline.stages.rows import StageRows
-from rhino.strategies.pipeline.stages.stage_problem import OPEN, RematSteps, StageProblem, make_nets, nets_of
+from rhino.strategies.pipeline.stages.stage_problem import (
+    OPEN,
+    GroupBytes,
+    RematSteps,
+    StageProblem,
+    make_nets,
+    nets_of,
+)
 from rhino.strategies.pipeline.stages.stage_remat import device_loads, fits
 from rhino.strategies.pipeline.stages.windows import open_windows
 from rhino.strategies.solver.answer import Infeasible
@@ -43,8 +50,8 @@ def problem_of(num_stages, work, nets, pinned=None, edges=None, **more):
 def random_problem(seed, num_stages, most=7, with_budget=False, unlike=False, with_remat=False):
     """A random graph: tensors with one or two readers, parameters, sometimes pins and a budget.
 
-    Half of it may count as late. On `unlike` devices each node takes as long as it does there, and each has its budget.
-    With steps of rematerialization more is saved than without.
+    Half of it may count as late. On `unlike` devices each node takes as long as it does there, each has its budget, and
+    what nodes hold may be what they hold there. With steps of rematerialization more is saved than without.
     """
     rng = np.random.default_rng(seed)
     num = int(rng.integers(num_stages, most + 1))
@@ -76,6 +83,11 @@ def random_problem(seed, num_stages, most=7, with_budget=False, unlike=False, wi
         more["saved"] = make_nets((([node], float(rng.integers(3, 7))) for node in saved), least=1)
         more["remat"] = random_steps(rng, saved, num)
         more["budget_bytes"] = tuple(rng.integers(12, 26, size=num_stages).astype(float).tolist())
+    if unlike and with_budget and seed % 3:
+        counts = num, len(more["resident"]), len(more["saved"])
+        more["group_bytes"] = tuple(
+            [GroupBytes(*(rng.integers(1, 5, size=count).astype(float) for count in counts)) for _ in range(2)]
+        )
     return problem_of(num_stages, work, nets, pinned, **more)
 
 
@@ -95,14 +107,16 @@ def random_steps(rng, saved, num):
 
 def least_added(problem, device, s, held):
     """What device s adds at least to hold no more than its budget, infinite where it cannot: all sets of steps."""
-    remat, in_flight = problem.remat, min(problem.num_micro_batches, problem.num_stages - s)
+    remat, in_flight, times = problem.remat, min(problem.num_micro_batches, problem.num_stages - s), 1.0
+    if problem.group_bytes:
+        times = problem.group_bytes[problem.group[s]].saved.sum() / problem.saved.size.sum()
     there = [step for step in range(len(remat)) if all(device[i] == s for i in remat.nets.nodes(step))]
     best = float("inf")
     for taken in (set(some) for number in range(len(there) + 1) for some in combinations(there, number)):
         if all(remat.previous[step] in {OPEN, *taken} for step in taken):
             freed = sum(remat.nets.size[step] for step in taken)
             again = max((remat.alive_bytes[step] for step in taken), default=0.0)
-            if held - in_flight * freed + again <= problem.budget_bytes[s]:
+            if held + times * (again - in_flight * freed) <= problem.budget_bytes[s] + 1e-9:
                 best = min(best, sum(problem.step_seconds(problem.group_of(s))[step] for step in taken))
     return best
 
@@ -129,13 +143,17 @@ def all_choices(problem):
         load = [sum(takes[i] for i in range(problem.num_nodes) if device[i] == s) for s in range(problem.num_stages)]
         memory = [0.0] * problem.num_stages
         for s in range(problem.num_stages):
-            memory[s] += sum(problem.own_bytes[i] for i in range(problem.num_nodes) if device[i] == s)
-            for nets, times in (
-                (problem.resident, 1),
-                (problem.saved, min(problem.num_micro_batches, problem.num_stages - s)),
+            own = problem.own_bytes, problem.resident.size, problem.saved.size
+            if problem.group_bytes:
+                there = problem.group_bytes[problem.group[s]]
+                own = there.own, there.resident, there.saved
+            memory[s] += sum(own[0][i] for i in range(problem.num_nodes) if device[i] == s)
+            for nets, sizes, times in (
+                (problem.resident, own[1], 1),
+                (problem.saved, own[2], min(problem.num_micro_batches, problem.num_stages - s)),
             ):
                 memory[s] += times * sum(
-                    nets.size[n] for n in range(len(nets)) if any(device[i] == s for i in nets.nodes(n))
+                    sizes[n] for n in range(len(nets)) if any(device[i] == s for i in nets.nodes(n))
                 )
         if problem.budget_bytes is None:
             yield stage, moved, max(load)

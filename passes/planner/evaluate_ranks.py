@@ -1,0 +1,216 @@
+"""Evaluate configurations whose ranks have unlike meshes.
+
+The step is sharded as a whole on each distinct mesh, without regard to memory and, where that is too large, within what
+all devices of the cluster hold together if they are ranks of that mesh. A stage takes its shardings from the choice for
+the mesh of its rank, and its seconds and bytes with them.
+
+A configuration's step has a lower bound by the least seconds t[r, n] that node n of the choice problem takes on rank r,
+whatever its neighbours are. With T the time of the longest rank and B[r] the sum of t[r, n] over all nodes,
+
+    T * sum over r of 1 / B[r]  >=  sum over r of (sum over n on r of t[r, n]) / B[r]
+                                >=  sum over n of the least t[r, n] / B[r]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf, prod
+from typing import TYPE_CHECKING
+
+from rhino.ir.arrays import Floats, Ints
+from rhino.ir.cluster.cluster import Cluster, link_between
+from rhino.ir.cluster.groups import rank_budgets
+from rhino.ir.cluster.mesh import mesh_of_shape
+from rhino.ir.graph.graph import Loop
+from rhino.ir.program.accumulation import accumulation_loop
+from rhino.ir.program.program import Program
+from rhino.passes.planner.staged_outcomes import (
+    StagedStep,
+    best_first,
+    heard,
+    shares_of,
+    staged_step,
+    with_recomputed,
+)
+from rhino.passes.sharding.planning_pass import begin_choice, common_target, rank_models
+from rhino.strategies.autotune.base import CutOff, Outcome, PlanConfig, Refused, bound_by_memory
+from rhino.strategies.choice.choice import Choice
+from rhino.strategies.choice.sharding_plan import make_plan
+from rhino.strategies.choice.sharding_plan_costs import local_bytes, op_seconds, states_of
+from rhino.strategies.cost.cost_model import CostModel
+from rhino.strategies.cost.time_ratios import least_time_ratio
+from rhino.strategies.pipeline.in_flight import several_in_flight
+from rhino.strategies.pipeline.stages.estimate import Sharded, StageEstimate, StageEstimates
+from rhino.strategies.pipeline.stages.stage_graph import UnlikeDevices
+from rhino.strategies.pipeline.stages.stage_problem import time_ratios
+from rhino.strategies.sharding.choice_problem import Builder
+from rhino.strategies.solver.answer import Answer
+from rhino.strategies.solver.search import Limits, Search
+
+if TYPE_CHECKING:
+    from rhino.passes.planner.evaluate import Setup
+
+Shape = tuple[int, ...]
+"""The sizes of a mesh's axes."""
+
+
+@dataclass(eq=False)
+class OnMesh:
+    """A step that is sharded on one mesh: its choice problem, and the search on it, which has begun.
+
+    `budget_bytes` is what one rank of that mesh may hold of the whole step, if the cluster is full of its like.
+    """
+
+    choice: Choice
+    search: Search
+    loop: Loop
+    budget_bytes: float
+    known: dict[bytes, Sharded] = field(default_factory=dict)
+
+    def sharded(self, states: Ints) -> Sharded:
+        """Returns the step as it is sharded by `states` [nodes], one object for equal ones."""
+        key = states.tobytes()
+        if key not in self.known:
+            choice = self.choice
+            figures = make_plan(choice, states), choice.model, self.loop, op_seconds(choice, states)
+            self.known[key] = Sharded(*figures, choice.problem.cost(states))
+        return self.known[key]
+
+    def free(self, in_flight: int) -> Answer | None:
+        """Returns the best choice whatever it keeps of so many micro-batches; None where none was found."""
+        choice = self.choice.with_memory()
+        self.search.remember(several_in_flight(choice, self.loop, in_flight))
+        found = heard(self.search.free(self.budget_bytes))
+        return found if isinstance(found, Answer) else None
+
+    def within(self, free: Answer) -> Answer | None:
+        """Returns the best choice that the budget holds."""
+        found = heard(self.search.within(self.budget_bytes, free))
+        return found if isinstance(found, Answer) else None
+
+
+@dataclass(eq=False)
+class UnlikeRanks:
+    """Evaluates one configuration whose ranks have unlike meshes; `parts` are the step on each, the first's first."""
+
+    config: PlanConfig
+    setup: Setup
+    cluster: Cluster
+    parts: Mapping[Shape, OnMesh]
+    found: dict[tuple[bytes, ...], StagedStep] = field(default_factory=dict)
+
+    def outcome(self, cutoff_s: float) -> Outcome:
+        """Returns what the configuration comes to; it is cut off once it is proven to take `cutoff_s` or longer."""
+        config, parts = self.config, self.parts.values()
+        bound_s = self.bound_s()
+        if bound_s >= cutoff_s:
+            return CutOff(config, bound_s, bound_s, by_memory=False)
+        for part in parts:
+            part.search.begin()
+        begun = [part.search.first for part in parts]
+        if any(one is None or one.value == inf for one in begun):
+            return Refused(config, "no choice of shardings was found", by_memory=False)
+        if cutoff_s < inf:
+            quickest = self.staged([one.states for one in begun if one is not None])
+            if quickest.is_slow(cutoff_s):
+                return quickest.too_slow(bound_s)
+        in_flight = min(config.micro_batches, config.stages)
+        free = [part.free(in_flight) for part in parts]
+        if not all(free):
+            return Refused(config, "no choice of shardings was found", by_memory=False)
+        within = [part.within(one) for part, one in zip(parts, free, strict=True) if one]
+        plain: Outcome = Refused(
+            config, "no choice of shardings that is predicted to fit was found", by_memory=True, free_bound_s=bound_s
+        )
+        known = [[one.states for one in free if one]]
+        is_pressed = any(one is not other for one, other in zip(within, free, strict=False))
+        if all(within):
+            states = [one.states for one in within if one]
+            plain = self.staged(states).outcome((bound_s, bound_s), cutoff_s, is_pressed=is_pressed)
+            known += [states] if is_pressed else []
+        if not self.setup.recomputes or config.remat or not bound_by_memory(plain):
+            return plain
+        found = [one for states in known for one in self.staged(states).recomputed(bound_s, cutoff_s)]
+        return with_recomputed(plain, best_first(found), bound_s, cutoff_s)
+
+    def bound_s(self) -> float:
+        """Returns a lower bound on the step, which takes no search: that of this module's docstring."""
+        ranks = [
+            (self.parts[mesh].choice, model) for mesh, model in zip(self.config.rank_meshes, self.models(), strict=True)
+        ]
+        kinds = list(dict.fromkeys(ranks))
+        least = [_least_s(choice, model) for choice, model in kinds]
+        totals = [sum(one.values()) for one in least]
+        if min(totals) <= 0.0:
+            return 0.0
+        rates = sum(1 / totals[kinds.index(rank)] for rank in ranks)
+        nodes = least[0].keys()
+        shares = (min(one.get(node, 0.0) / total for one, total in zip(least, totals, strict=True)) for node in nodes)
+        return sum(shares) / rates
+
+    def models(self) -> tuple[CostModel, ...]:
+        """Returns the cost model of each rank's devices [ranks]."""
+        return rank_models(self.cluster, [mesh_of_shape(mesh) for mesh in self.config.rank_meshes])
+
+    def staged(self, states: Sequence[Ints]) -> StagedStep:
+        """Returns the pipeline where the step is sharded by `states`, one for each distinct mesh."""
+        key = tuple([one.tobytes() for one in states])
+        if key not in self.found:
+            self.found[key] = self._staged(states)
+        return self.found[key]
+
+    def _staged(self, states: Sequence[Ints]) -> StagedStep:
+        config = self.config
+        sharded = {mesh: part.sharded(one) for (mesh, part), one in zip(self.parts.items(), states, strict=True)}
+        ranks = list(zip(config.rank_meshes, self.models(), strict=True))
+        kinds = list(dict.fromkeys(ranks))
+        group = tuple([kinds.index(rank) for rank in ranks])
+        first = sharded[config.mesh]
+        works = [_seconds_on(sharded[mesh], model) for mesh, model in kinds]
+        own = [sharded[mesh] for mesh, _ in kinds]
+        unlike = UnlikeDevices(group, time_ratios(works, first.seconds), tuple([local_bytes(one.plan) for one in own]))
+        sizes = [prod(mesh) for mesh in config.rank_meshes]
+        link = link_between(self.cluster, sizes)
+        cuts = StageEstimates(first, config.micro_batches, link, self.setup.tolerances, unlike, own)
+        edges_s = [
+            shares_of(self.parts[mesh].choice.problem, one)[1] for mesh, one in zip(self.parts, states, strict=True)
+        ]
+        share = {mesh: edges / sharded[mesh].total_s for mesh, edges in zip(self.parts, edges_s, strict=True)}
+
+        def collectives_s(cut: StageEstimate) -> float:
+            busy = enumerate(cut.times.each_busy_s(config.micro_batches))
+            return sum(share[config.rank_meshes[stage % len(ranks)]] * one for stage, one in busy) / len(ranks)
+
+        budgets = rank_budgets(self.cluster, sizes, self.setup.budget_bytes)
+        return staged_step(config, self.setup.schedules, cuts, collectives_s, budgets, self.setup.budget_bytes)
+
+
+def on_mesh(
+    config: PlanConfig, mesh: Shape, program: Program, cluster: Cluster, limits: Limits, budget_bytes: float
+) -> OnMesh:
+    """Returns the step of a configuration on one of its meshes, where no device may hold more than the budget."""
+    target = common_target(cluster, mesh_of_shape(mesh), [mesh_of_shape(one) for one in config.rank_meshes])
+    choice, loop = begin_choice(program, target), accumulation_loop(program)
+    assert loop is not None, "a pipeline has micro-batches"
+    ones = rank_budgets(cluster, (1,) * cluster.num_devices, budget_bytes)
+    return OnMesh(choice, Search(choice.problem, limits), loop, sum(ones) / prod(mesh))
+
+
+def _least_s(choice: Choice, model: CostModel) -> dict[tuple[str, int], float]:
+    """Returns the least seconds of each node, by kind and number, on devices of a model as quick as its own or more."""
+    ratio = 1.0 if model == choice.model else least_time_ratio(model, choice.model)
+    problem = choice.problem
+    least = [float(table.min(initial=inf)) for table in problem.tables]
+    return {
+        (node.kind, node.number): ratio * least[table]
+        for node, table in zip(choice.nodes, problem.node_table.tolist(), strict=True)
+    }
+
+
+def _seconds_on(sharded: Sharded, model: CostModel) -> Floats:
+    """Returns what ops of a sharded step take on devices of a model [ops]."""
+    if model == sharded.model:
+        return sharded.seconds
+    choice = Builder(graph=sharded.plan.graph, model=model, is_part=True).costs()
+    return op_seconds(choice, states_of(choice, sharded.plan))
