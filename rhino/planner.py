@@ -33,10 +33,10 @@ from rhino.passes.planner.aot import LOCALIZED, SEARCHED, Comparer, Judged, firs
 from rhino.passes.planner.aot_parallel import CompilerFor, Compiles, compilers_of
 from rhino.passes.planner.autotune import NOT_MADE, Made, choose_plan
 from rhino.passes.planner.choose_layouts import host_shares
-from rhino.passes.planner.evaluate import Setup
 from rhino.passes.planner.module_facts import cluster_lines
 from rhino.passes.planner.repeated_passes import RepeatedPasses
 from rhino.passes.planner.request import MEMORY, Decided, PlanRequest
+from rhino.passes.planner.setup import Setup
 from rhino.passes.planner.staged_fitting import Attempt, fit_in_stages
 from rhino.passes.planner.staged_plan import cut_step, make_staged_plan, prove_fit, source_of_staged
 from rhino.passes.planner.unstaged_plan import ANNOTATED, annotate, search

@@ -22,8 +22,8 @@ from rhino.passes.pipeline.rematerialize import BY_STAGE, parse_remat, refuse_se
 from rhino.passes.planner.aot_parallel import Compiles
 from rhino.passes.planner.autotune import Made, choose_plan
 from rhino.passes.planner.autotune_report import Report
-from rhino.passes.planner.evaluate import Setup
 from rhino.passes.planner.request import Decided, PlanRequest, budget_of
+from rhino.passes.planner.setup import Setup
 from rhino.passes.sharding.planning_pass import AUTO, DEFAULT_CLUSTER
 from rhino.strategies.autotune import DEFAULT
 from rhino.strategies.autotune.base import MOST, Explored

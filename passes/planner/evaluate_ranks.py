@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, prod
-from typing import TYPE_CHECKING
 
 from rhino.ir.arrays import Floats, Ints
 from rhino.ir.cluster.cluster import Cluster, link_between
@@ -25,6 +24,7 @@ from rhino.ir.cluster.mesh import mesh_of_shape
 from rhino.ir.graph.graph import Loop
 from rhino.ir.program.accumulation import accumulation_loop
 from rhino.ir.program.program import Program
+from rhino.passes.planner.setup import Setup
 from rhino.passes.planner.staged_outcomes import (
     StagedStep,
     best_first,
@@ -47,9 +47,6 @@ from rhino.strategies.pipeline.stages.stage_problem import time_ratios
 from rhino.strategies.sharding.choice_problem import Builder
 from rhino.strategies.solver.answer import Answer
 from rhino.strategies.solver.search import Limits, Search
-
-if TYPE_CHECKING:
-    from rhino.passes.planner.evaluate import Setup
 
 Shape = tuple[int, ...]
 """The sizes of a mesh's axes."""

@@ -21,7 +21,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, TypeAlias
 
-from rhino.passes.planner.evaluate import MOST_OPS, Evaluator, Setup
+from rhino.passes.planner.evaluate import MOST_OPS, Evaluator
+from rhino.passes.planner.setup import Setup
 from rhino.strategies.autotune.base import ROUND, Outcome, PlanConfig
 
 _SERVE: Final = """\

@@ -23,8 +23,9 @@ from rhino.passes.frontend.normalize import Normalize
 from rhino.passes.planner import autotune as whole_choice
 from rhino.passes.planner import workers as whole_workers
 from rhino.passes.planner.autotune import Made, choose_plan
-from rhino.passes.planner.evaluate import Evaluator, Setup
+from rhino.passes.planner.evaluate import Evaluator
 from rhino.passes.planner.request import Decided, PlanRequest
+from rhino.passes.planner.setup import Setup
 from rhino.passes.planner.workers import Workers
 from rhino.strategies.autotune import STRATEGIES
 from rhino.strategies.autotune.base import (

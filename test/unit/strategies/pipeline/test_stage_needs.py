@@ -13,7 +13,8 @@ from rhino.ir.mlir.manual import bytecode
 from rhino.ir.mlir.reader import read_module
 from rhino.passes.base import Remarks
 from rhino.passes.frontend.normalize import Normalize
-from rhino.passes.planner.evaluate import Evaluator, Setup
+from rhino.passes.planner.evaluate import Evaluator
+from rhino.passes.planner.setup import Setup
 from rhino.strategies.autotune.base import CutOff, Estimate, PlanConfig
 from rhino.strategies.pipeline.schedules import Pipeline, make_order
 from rhino.strategies.pipeline.stages.estimate import StageEstimates

@@ -24,7 +24,8 @@ from rhino.passes.base import Remarks
 from rhino.passes.frontend.normalize import Normalize
 from rhino.passes.pipeline.fold_layers import FoldedLayers, FoldLayers
 from rhino.passes.planner import evaluate as whole_search
-from rhino.passes.planner.evaluate import Evaluator, Setup, folded
+from rhino.passes.planner.evaluate import Evaluator
+from rhino.passes.planner.setup import Setup, folded
 from rhino.passes.sharding.localize import Localize
 from rhino.passes.with_rules import run_on_functions
 from rhino.strategies.autotune.base import PlanConfig
