@@ -23,7 +23,7 @@ from rhino.ir.program.program import read_program
 from rhino.passes.base import Remarks
 from rhino.passes.frontend.normalize import Normalize
 from rhino.passes.pipeline.fold_layers import FoldedLayers, FoldLayers
-from rhino.passes.planner import evaluate as whole_search
+from rhino.passes.planner import setup as planner_setup
 from rhino.passes.planner.evaluate import Evaluator
 from rhino.passes.planner.setup import Setup, folded
 from rhino.passes.sharding.localize import Localize
@@ -148,7 +148,7 @@ def test_shapes_come_to_what_they_do_with_all_layers(shape, off_s, off_bytes):
 
 
 def test_a_step_of_which_something_is_said_by_name_is_compared_as_it_is(monkeypatch):
-    monkeypatch.setattr(whole_search, "GROUPS", 4)
+    monkeypatch.setattr(planner_setup, "GROUPS", 4)
     setup = Setup(step(DEEP_GPT), "step", "cpu2", 1e12, {})
     assert (folded(setup).layers, folded(setup).groups) == ((8,), 4)
     pinned = dataclasses.replace(setup, options={"pin": "state.params.*=[{}]"})
