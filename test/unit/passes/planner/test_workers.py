@@ -317,11 +317,11 @@ def test_what_was_cut_off_at_less_than_the_programs_of_the_best_take_is_looked_a
     made: list[PlanConfig] = []
 
     def make(plan: Decided) -> Made[Decided]:
-        made.append(PlanConfig(plan.stages, plan.mesh, plan.micro_batches))
+        made.append(PlanConfig(plan.stages, plan.meshes[0], plan.micro_batches))
         return Made(plan, steps[made[-1]], (0.0,))
 
     plan, report = choose_plan(setup, PlanRequest("v100x8", 0, jobs=1, strategy="two rounds"), make)
-    assert (plan.mesh, report.chosen.step_s) == ((2,), 2.4)
+    assert (plan.meshes[0], report.chosen.step_s) == ((2,), 2.4)
     assert made == [first, better]
     again = [(config, cutoff_s) for config, cutoff_s in asked if cutoff_s == 3.0]
     assert sorted(again) == [(better, 3.0), (slower, 3.0)], "not what was made, and what is proven to take no less"
