@@ -20,7 +20,7 @@ Devices are numbered along the line, `per_node` to a node, and no stage begins i
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from math import ceil, inf, log
 from typing import Final
@@ -50,17 +50,21 @@ class Shape:
     """Devices of a rank, and what the transfers of a stage take on it.
 
     Shapes: `enters` [2, places + 1] by where the stage begins, `leaves` [2, places + 1] by where it ends; the second
-    row is between nodes. Units: seconds per micro-batch.
+    row is between nodes. Units: seconds per micro-batch. `starts` are the devices that a rank may begin with, where not
+    all will do that lie so in their nodes.
     """
 
     devices: int
     enters: Floats
     leaves: Floats
+    starts: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShapedLine:
     """A line of which every stage runs on one of some shapes, and all together on `num_devices` devices.
+
+    It has from `least_stages` to `most_stages`.
 
     `stage_s(behind, shape, limit_s)` gives the seconds per micro-batch of each stretch as a stage, without transfers,
     with so many stages behind it [places + 1, places + 1]: infinite where it ends before it begins or does not fit, and
@@ -77,6 +81,7 @@ class ShapedLine:
     num_micro_batches: int
     most_stages: int
     busy_s: float
+    least_stages: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +111,7 @@ def best_cut(line: ShapedLine, below_s: float = inf) -> ShapedCut | None:
     best: ShapedCut | None = None
     for times in _TIMES_EVEN:
         bounds = _Search(replace(line, stage_s=line.bound_s), times, below_s)
-        if not bounds.stages_within(bounds.highest):
+        if not bounds.stages_within(bounds.highest) & bounds.allowed:
             if bounds.least_step_s(bounds.highest) >= below_s:
                 break
             continue
@@ -123,8 +128,8 @@ def is_placed(first: int, end: int, per_node: int) -> bool:
     return first // per_node == (end - 1) // per_node or not (first % per_node or end % per_node)
 
 
-def crossings(line: ShapedLine, devices: int) -> dict[tuple[int, int], int]:
-    """Returns behind which numbers of devices a stage on so many may stand.
+def crossings(line: ShapedLine, devices: int, starts: Collection[int] | None = None) -> dict[tuple[int, int], int]:
+    """Returns behind which numbers of devices a stage on so many may stand, where it may begin with one of `starts`.
 
     They are the bits of integers, by whether what enters and what leaves the stage is between nodes.
     """
@@ -132,6 +137,8 @@ def crossings(line: ShapedLine, devices: int) -> dict[tuple[int, int], int]:
     for behind in range(line.num_devices - devices + 1):
         first, end = line.num_devices - behind - devices, line.num_devices - behind
         if not is_placed(first, end, line.per_node):
+            continue
+        if starts is not None and first not in starts:
             continue
         key = int(first > 0 and first % line.per_node == 0), int(end % line.per_node == 0)
         found[key] = found.get(key, 0) | 1 << behind
@@ -160,7 +167,8 @@ class _Search:
         self.low_s = line.busy_s / line.num_devices
         # All stages take as much in all as the devices are busy, on as many devices as a shape may have.
         self.least_sum_s = line.busy_s / max(shape.devices for shape in line.shapes)
-        self.crossings = [crossings(line, shape.devices) for shape in line.shapes]
+        self.crossings = [crossings(line, shape.devices, shape.starts) for shape in line.shapes]
+        self.allowed = (1 << self.most + 1) - (1 << line.least_stages)
         self.stretches: dict[int, list[_Stretches]] = {}
         self.found: dict[int, int] = {}
         self.highest = self.number(self.low_s * times_even)
@@ -175,7 +183,7 @@ class _Search:
     def run(self) -> ShapedCut | None:
         """Returns the best cut below the best known."""
         best: ShapedCut | None = None
-        least, left = 0, (1 << self.most + 1) - 2
+        least, left = 0, self.allowed
         while left:
             # Of the numbers of stages that are left, that one first which has the least limit.
             highest = min(self.highest, self.number(self.highest_useful_s)) if self.best_s < inf else self.highest

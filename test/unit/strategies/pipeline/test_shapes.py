@@ -1,5 +1,6 @@
 """Stages on ranks of unlike shapes: against every cut of small lines."""
 
+from dataclasses import replace
 from functools import cache
 from itertools import product
 from math import inf
@@ -79,6 +80,26 @@ def test_the_cut_is_the_best_of_all(seed, rounds, within, per_node):
         assert best_s <= found.step_s * (1 + 1e-9)
         assert found.step_s <= best_s * (1 + within)
         assert best_cut(line, found.step_s * (1 - within)) is None
+
+
+@pytest.mark.parametrize("number", [2, 3, 4])
+def test_so_many_stages_are_asked_for_and_ranks_begin_where_they_may(number):
+    line = line_of(1, 8)
+    starts = [None, (0, 3), (2,)]
+    shapes = tuple([replace(shape, starts=own) for shape, own in zip(line.shapes, starts, strict=True)])
+    line = replace(line, shapes=shapes, least_stages=number, most_stages=number)
+
+    def is_allowed(cut):
+        return len(cut) == number and all(
+            starts[shape] is None or first in starts[shape] for *_, shape, first, _ in cut
+        )
+
+    best_s = min((step_s(line, cut) for cut in every_cut(line) if is_allowed(cut)), default=inf)
+    found = best_cut(line)
+    assert (found is None) == (best_s == inf)
+    if found is not None:
+        assert len(found.stages) == number
+        assert best_s * (1 - 1e-9) <= found.step_s <= best_s * 1.01
 
 
 def test_nothing_is_found_where_no_stage_fits():
