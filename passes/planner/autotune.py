@@ -31,7 +31,7 @@ from rhino.passes.planner.staged_outcomes import pipeline_of
 from rhino.passes.planner.workers import Workers
 from rhino.passes.sharding.planning_pass import to_fit
 from rhino.strategies.autotune import explore, is_open, reopen
-from rhino.strategies.autotune.base import CutOff, Estimate, Evaluate, Explored, Outcome, PlanConfig, Refused, Space
+from rhino.strategies.autotune.base import CutOff, Estimate, Explored, Outcome, PlanConfig, Refused, Space
 from rhino.strategies.pipeline.schedules import SCHEDULES, num_ranks_of
 
 T = TypeVar("T")
@@ -137,12 +137,14 @@ def _searched(
     with closing(Workers(setup, processes)) as workers:
         setup = workers.setup = folded(setup)
         space = _space(setup, request, stages)
-        explored = explore(space, workers.evaluate, on_round, request.strategy, foresee=workers.foresee)
+        explored = explore(
+            space, workers.evaluate, on_round, request.strategy, foresee=workers.foresee, screen=workers.screen
+        )
     end = _End(setup, explored, make, compiles)
     end.make_best()
     if end.is_open:
         with closing(Workers(setup, processes)) as workers:
-            end.reopen(space, workers.evaluate, on_round, request.strategy)
+            end.reopen(space, workers, on_round, request.strategy)
         end.make_best()
     return end
 
@@ -294,9 +296,10 @@ class _End(Generic[T]):
         """Says whether compiled steps decide."""
         return self.compiles is not None and not self.compiles.memory_only
 
-    def reopen(self, space: Space, evaluate: Evaluate, on_round: Callable[[Explored], None], strategy: str) -> None:
+    def reopen(self, space: Space, workers: Workers, on_round: Callable[[Explored], None], strategy: str) -> None:
         """Looks at what was cut off, or passed over, at less than the step of the programs of the best plan."""
-        self.explored = reopen(self.explored, self.least_s, self.done, space, evaluate, on_round, strategy)
+        known = self.explored, self.least_s, self.done, space
+        self.explored = reopen(*known, workers.evaluate, on_round, strategy, workers.screen)
 
     def is_worth(self, estimate: Estimate, made: dict[PlanConfig, int]) -> bool:
         """Says whether one more plan may be made, given how many of each configuration were made.

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf, prod
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -37,7 +38,7 @@ from rhino.passes.pipeline.rematerialize import Rematerialize, Rematerializer
 from rhino.passes.pipeline.sharded_step import micro_batch_seconds, unlike_devices
 from rhino.passes.pipeline.split_scans import SplitScans, find_layers
 from rhino.passes.planner.choose_layouts import viewed_copy
-from rhino.passes.planner.evaluate_ranks import UnlikeRanks, on_mesh
+from rhino.passes.planner.evaluate_ranks import OnMesh, UnlikeRanks, on_mesh, unlike_ranks
 from rhino.passes.planner.setup import Setup
 from rhino.passes.planner.staged_outcomes import (
     StagedStep,
@@ -55,9 +56,11 @@ from rhino.strategies.autotune.base import (
     NEARLY,
     CutOff,
     Estimate,
+    Found,
     Outcome,
     PlanConfig,
     Refused,
+    Screening,
     Space,
     bound_by_memory,
 )
@@ -99,6 +102,10 @@ _OFFLOAD: Final = "offload"
 """The option that leaves it to the choice of shardings what lies in host memory."""
 
 
+_Key: TypeAlias = tuple[int, int, float, int, str]
+"""What a step depends on: the pieces of its loops, micro-batches, the share recomputed, replicas, unlike meshes."""
+
+
 @dataclass(eq=False)
 class _Planning:
     """The search of a configuration that has begun, to end where it takes `cutoff_s`.
@@ -129,7 +136,10 @@ class Evaluator:
     cluster: Cluster = field(init=False)
     context: ir.Context = field(init=False)
     modules: dict[str, bytes | RhinoError] = field(default_factory=dict)
-    programs: dict[tuple[int, int, float, int, str], tuple[ir.Module, Program]] = field(default_factory=dict)
+    programs: dict[_Key, tuple[ir.Module, Program]] = field(default_factory=dict)
+    kept: tuple[_Key, dict[tuple[int, ...], tuple[tuple[ir.Module, Program], OnMesh]]] | None = None
+    """The step that was last asked for on ranks of unlike meshes, with what is known of it on each."""
+
     ops_read: int = 0
     dividers: dict[bytes, Divider] = field(default_factory=dict)
     rematerializer: Rematerializer = field(init=False)
@@ -138,6 +148,10 @@ class Evaluator:
         self.cluster = load_cluster(self.setup.cluster)
         self.context = make_context()
         self.rematerializer = Rematerializer(self.context)
+
+    def answer(self, request: PlanConfig | Screening, cutoff_s: float) -> Outcome | Found:
+        """Returns the outcome of a configuration, or what a screening finds."""
+        return self.screened(request, cutoff_s) if isinstance(request, Screening) else self.outcome(request, cutoff_s)
 
     def outcome(self, config: PlanConfig, cutoff_s: float = inf) -> Outcome:
         """Returns the outcome of a configuration.
@@ -162,20 +176,42 @@ class Evaluator:
     def on_unlike_ranks(self, config: PlanConfig, cutoff_s: float) -> Outcome:
         """Returns the outcome of a configuration whose ranks have unlike meshes."""
         with self.context:
-            steps = {mesh: self.program(config, mesh_of_shape(mesh)) for mesh in dict.fromkeys(config.meshes)}
-            least_s = arithmetic_s(steps[config.mesh][1].graph, self.cluster)
+            _, program = self.program(config, mesh_of_shape(config.mesh))
+            least_s = arithmetic_s(program.graph, self.cluster)
             if least_s >= cutoff_s:
                 return CutOff(config, least_s, least_s, by_memory=False, arithmetic_s=least_s)
-            known = self.cluster, self.limits, self.setup.budget_bytes
-            parts = {mesh: on_mesh(config, mesh, program, *known) for mesh, (_, program) in steps.items()}
+            parts = {mesh: self.on_mesh(config, mesh) for mesh in dict.fromkeys(config.meshes)}
             return UnlikeRanks(config, self.setup, self.cluster, parts).outcome(cutoff_s)
+
+    def on_mesh(self, config: PlanConfig, mesh: tuple[int, ...]) -> OnMesh:
+        """Returns the step of a configuration on a mesh of unlike ranks; those of one step are kept together."""
+        key = self.key_of(config)
+        if self.kept is None or self.kept[0] != key:
+            self.kept = key, {}
+        if mesh not in self.kept[1]:
+            step = self.program(config, mesh_of_shape(mesh))
+            self.kept[1][mesh] = step, on_mesh(mesh, step[1], self.cluster, self.limits, self.setup.budget_bytes)
+        return self.kept[1][mesh][1]
+
+    def screened(self, request: Screening, cutoff_s: float) -> Found:
+        """Returns configurations whose ranks have unlike meshes, and about what each takes, if less than `cutoff_s`.
+
+        Loops over layers are cut as for as many stages as there are devices.
+        """
+        config = PlanConfig(self.cluster.num_devices, (1,), request.micro_batches, request.remat)
+        parts: dict[tuple[int, ...], OnMesh] = {}
+        with self.context:
+            for mesh in request.meshes:
+                with suppress(RhinoError):  # what is said of tensors may make no sense on a mesh
+                    parts[mesh] = self.on_mesh(config, mesh)
+            return unlike_ranks(parts, self.setup, self.cluster, request, cutoff_s)
 
     def program(self, config: PlanConfig, mesh: Mesh) -> tuple[ir.Module, Program]:
         """Returns the step of a configuration on the mesh of a rank, which lasts as long as its module.
 
         A step that refers to no mesh axis is read once for all meshes.
         """
-        key = (self.num_stages(config), config.micro_batches, config.remat, config.replicas, self.unlike(config))
+        key = self.key_of(config)
         found = self.programs.pop(key, None)
         if found is None:
             module = self.prepared(config)
@@ -186,6 +222,10 @@ class Evaluator:
         while len(self.programs) > 1 and sum(program.graph.num_ops for _, program in self.programs.values()) > MOST_OPS:
             del self.programs[next(iter(self.programs))]
         return found
+
+    def key_of(self, config: PlanConfig) -> _Key:
+        """Returns what the step of a configuration depends on."""
+        return self.num_stages(config), config.micro_batches, config.remat, config.replicas, self.unlike(config)
 
     def viewed(self, module: ir.Module, target: Target) -> tuple[ir.Operation, Program] | None:
         """Returns the step of `module` with dims stored as blocks, which lasts as long as its module.
@@ -524,6 +564,8 @@ def make_space(
     apart = {}
     if count > 1 and numbers[-1] >= count:
         apart = {count: tuple(meshes) or tuple(dict.fromkeys([row, *rank_meshes(cluster, count)]))}
+    is_open = numbers[-1] > 1 and not (meshes or replicas or unlike or setup.options.get(_OFFLOAD))
+    unlike_stages = (stages or range(2, cluster.num_devices)) if is_open else ()
     return Space(
         found,
         numbers,
@@ -537,6 +579,8 @@ def make_space(
         three_axes=frozenset([count for count in found if takes_three_axes(cluster, count)]),
         replicas=apart,
         unlike=(unlike,) if unlike and numbers[-1] > 1 else (),
+        rank_shapes=unlike_meshes(cluster),
+        unlike_stages=tuple([count for count in unlike_stages if 1 < count < cluster.num_devices]),
     )
 
 
@@ -571,11 +615,25 @@ def rank_meshes(cluster: Cluster, num_ranks: int) -> tuple[tuple[int, ...], ...]
     number. What one axis, three, or the other order have in their favour is looked at for the best plans (`Space.kin`).
     """
     size = cluster.num_devices // num_ranks
+    return _pairs(cluster, size) or ((size,),)
+
+
+def _pairs(cluster: Cluster, size: int) -> tuple[tuple[int, ...], ...]:
+    """Returns the meshes of two axes for a rank of so many devices."""
     pairs = [(outer, size // outer) for outer in range(2, size) if size % outer == 0]
-    if not pairs:
-        return ((size,),)
     spans = size > cluster.levels[-1].size
     return tuple([pair for pair in pairs if spans or pair[0] <= pair[1]])
+
+
+def unlike_meshes(cluster: Cluster) -> tuple[tuple[int, ...], ...]:
+    """Returns the meshes that ranks of unlike meshes may have, unasked: of one axis, and of two.
+
+    Their numbers of devices, less than all, have no prime factor that the cluster's number has not: dims that can be
+    divided among all devices can be divided among so many, and others seldom.
+    """
+    count = cluster.num_devices
+    sizes = [size for size in range(1, count) if count ** size.bit_length() % size == 0]
+    return tuple([mesh for size in sizes for mesh in ((size,), *_pairs(cluster, size))])
 
 
 def arithmetic_s(graph: Graph, cluster: Cluster) -> float:

@@ -15,11 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import inf, prod
+from typing import Final
 
 from rhino.ir.arrays import Floats, Ints
 from rhino.ir.cluster.cluster import Cluster, link_between
-from rhino.ir.cluster.groups import rank_budgets
+from rhino.ir.cluster.groups import rank_budgets, rank_clusters
+from rhino.ir.cluster.hardware import Line
 from rhino.ir.cluster.mesh import mesh_of_shape
 from rhino.ir.graph.graph import Loop
 from rhino.ir.program.accumulation import accumulation_loop
@@ -33,15 +36,27 @@ from rhino.passes.planner.staged_outcomes import (
     staged_step,
     with_recomputed,
 )
-from rhino.passes.sharding.planning_pass import begin_choice, common_target, rank_models
-from rhino.strategies.autotune.base import CutOff, Outcome, PlanConfig, Refused, bound_by_memory
+from rhino.passes.sharding.planning_pass import begin_choice, group_target, rank_models, rank_target
+from rhino.strategies.autotune.base import (
+    CutOff,
+    Found,
+    Outcome,
+    PlanConfig,
+    Refused,
+    Screening,
+    bound_by_memory,
+    on_meshes,
+)
 from rhino.strategies.choice.choice import Choice
 from rhino.strategies.choice.sharding_plan import make_plan
 from rhino.strategies.choice.sharding_plan_costs import local_bytes, op_seconds, states_of
 from rhino.strategies.cost.cost_model import CostModel
 from rhino.strategies.cost.time_ratios import least_time_ratio
 from rhino.strategies.pipeline.in_flight import several_in_flight
+from rhino.strategies.pipeline.schedules import SCHEDULES
 from rhino.strategies.pipeline.stages.estimate import Sharded, StageEstimate, StageEstimates
+from rhino.strategies.pipeline.stages.shape_screen import Nodes, RankKind, neighbours, screen
+from rhino.strategies.pipeline.stages.shapes import is_placed
 from rhino.strategies.pipeline.stages.stage_graph import UnlikeDevices
 from rhino.strategies.pipeline.stages.stage_problem import time_ratios
 from rhino.strategies.sharding.choice_problem import Builder
@@ -50,6 +65,12 @@ from rhino.strategies.solver.search import Limits, Search
 
 Shape = tuple[int, ...]
 """The sizes of a mesh's axes."""
+
+STARTS: Final = 2
+"""From how many ranks that a screen finds their neighbours are looked at."""
+
+MOST_LOOKED: Final = 64
+"""How many ranks are looked at about in one screening, with neighbours of the best."""
 
 
 @dataclass(eq=False)
@@ -183,15 +204,132 @@ class UnlikeRanks:
         return staged_step(config, self.setup.schedules, cuts, collectives_s, budgets, self.setup.budget_bytes)
 
 
-def on_mesh(
-    config: PlanConfig, mesh: Shape, program: Program, cluster: Cluster, limits: Limits, budget_bytes: float
-) -> OnMesh:
-    """Returns the step of a configuration on one of its meshes, where no device may hold more than the budget."""
-    target = common_target(cluster, mesh_of_shape(mesh), [mesh_of_shape(one) for one in config.rank_meshes])
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """Ranks of one mesh in one part of the cluster, the devices that they may begin with, and what these are like."""
+
+    mesh: Shape
+    model: CostModel
+    starts: tuple[int, ...]
+    budget_bytes: float
+
+
+def _kinds(cluster: Cluster, meshes: Mapping[Shape, CostModel], budget_bytes: float) -> list[_Kind]:
+    """Returns the kinds of ranks of some meshes, each with the model of the cluster's devices, whichever a rank has.
+
+    Within a group of devices a rank lies in a node, or is whole nodes; between groups it may lie in any way.
+    """
+    found, every = list[_Kind](), range(cluster.num_devices)
+    for mesh, common in meshes.items():
+        size = prod(mesh)
+        places: dict[Cluster, list[int]] = {}
+        for first in every[: cluster.num_devices - size + 1]:
+            before = [1] * first
+            own = rank_clusters(cluster, (*before, size))[-1]
+            if (cluster.groups and own == cluster) or is_placed(first, first + size, cluster.levels[-1].size):
+                places.setdefault(own, []).append(first)
+        for own, starts in places.items():
+            model = common if own == cluster else group_target(own, mesh_of_shape(mesh)).model
+            budget = rank_budgets(cluster, (*[1] * starts[0], size), budget_bytes)[-1]
+            found.append(_Kind(mesh, model, tuple(starts), budget))
+    return found
+
+
+def unlike_ranks(
+    parts: Mapping[Shape, OnMesh], setup: Setup, cluster: Cluster, request: Screening, below_s: float
+) -> Found:
+    """Returns configurations that may take less than `below_s`, whose ranks have any of some meshes.
+
+    Each comes with about what it takes, without regard to memory but for what the screen counts, best first.
+    """
+    begun: dict[Shape, Sharded] = {}
+    for mesh, part in parts.items():
+        part.search.begin()
+        if part.search.first is not None and part.search.first.value < inf:
+            begun[mesh] = part.sharded(part.search.first.states)
+    if not begun:
+        return []
+    kinds = _kinds(cluster, {mesh: one.model for mesh, one in begun.items()}, setup.budget_bytes)
+    looked = _Looked(request, setup, cluster, kinds, [begun[kind.mesh] for kind in kinds])
+    looked.look(below_s)
+    found = {looked.config(ranks): step_s for ranks, step_s in looked.known.items()}
+    return sorted([(step_s, config) for config, step_s in found.items() if config.meshes and step_s < below_s])
+
+
+@dataclass(eq=False)
+class _Looked:
+    """Ranks of some `kinds` that were looked at, each by the number of its kind, and about what a step takes on them.
+
+    The step is `sharded` for each kind.
+    """
+
+    request: Screening
+    setup: Setup
+    cluster: Cluster
+    kinds: Sequence[_Kind]
+    sharded: Sequence[Sharded]
+    known: dict[tuple[int, ...], float] = field(default_factory=dict)
+    on_links: dict[Line, StageEstimates] = field(default_factory=dict)
+
+    @cached_property
+    def unlike(self) -> UnlikeDevices:
+        """How the kinds differ."""
+        works = [_seconds_on(one, kind.model) for one, kind in zip(self.sharded, self.kinds, strict=True)]
+        sizes = tuple([local_bytes(one.plan) for one in self.sharded])
+        return UnlikeDevices((), time_ratios(works, self.sharded[0].seconds), sizes)
+
+    def estimates(self, sizes: Sequence[int]) -> StageEstimates:
+        """Returns the cuts on ranks of so many devices, of which those on the same links share what is known."""
+        link = link_between(self.cluster, sizes)
+        if link not in self.on_links:
+            own = self.sharded[0], self.request.micro_batches, link, self.setup.tolerances
+            self.on_links[link] = StageEstimates(*own, self.unlike, self.sharded)
+        return self.on_links[link]
+
+    def config(self, ranks: Sequence[int]) -> PlanConfig:
+        """Returns the configuration of ranks."""
+        return on_meshes([self.kinds[one].mesh for one in ranks], self.request.micro_batches, self.request.remat)
+
+    def step_s(self, ranks: tuple[int, ...]) -> float:
+        """Returns about what a step takes on ranks."""
+        if ranks not in self.known:
+            cuts = self.estimates([prod(self.kinds[one].mesh) for one in ranks]).on(ranks)
+            step = staged_step(self.config(ranks), self.schedules, cuts, lambda _: 0.0, (), 0.0)
+            self.known[ranks] = min((row[0] for row in (*step.timed, *step.ahead)), default=inf)
+        return self.known[ranks]
+
+    @cached_property
+    def schedules(self) -> Sequence[str]:
+        """The schedules by which ranks are compared: those that do not run ahead, if there are any."""
+        return [name for name in self.setup.schedules if not SCHEDULES[name].runs_ahead] or self.setup.schedules
+
+    def look(self, below_s: float) -> None:
+        """Looks at what a screen finds, and from the best of that at neighbours, as long as these are better.
+
+        That is not done from what takes `below_s` or longer.
+        """
+        count, stages = self.cluster.num_devices, self.request.stages
+        kinds = [RankKind(prod(kind.mesh), kind.starts, kind.budget_bytes) for kind in self.kinds]
+        inner, outer = link_between(self.cluster, (1, 1)), link_between(self.cluster, (count // 2, count // 2))
+        between = self.cluster.levels[-1].size, inner, outer
+        estimates = self.estimates((count // 2, count // 2))
+        found = screen(estimates, kinds, count, Nodes(*between), stages, recomputes=self.setup.recomputes)
+        for start in sorted(found, key=self.step_s)[:STARTS]:
+            best: tuple[int, ...] | None = start
+            while best is not None and self.step_s(best) < below_s and len(self.known) < MOST_LOOKED:
+                near = [one for one in neighbours(best, kinds) if len(one) in stages]
+                better = min(near[: MOST_LOOKED - len(self.known)], key=self.step_s, default=best)
+                best = better if self.step_s(better) < self.step_s(best) else None
+
+
+def on_mesh(mesh: Shape, program: Program, cluster: Cluster, limits: Limits, budget_bytes: float) -> OnMesh:
+    """Returns a step on the mesh of one of unlike ranks, of whose devices none may hold more than the budget."""
+    own = mesh_of_shape(mesh)
+    target = rank_target(cluster, own, max(1, cluster.num_devices // own.num_devices))
     choice, loop = begin_choice(program, target), accumulation_loop(program)
     assert loop is not None, "a pipeline has micro-batches"
     ones = rank_budgets(cluster, (1,) * cluster.num_devices, budget_bytes)
-    return OnMesh(choice, Search(choice.problem, limits), loop, sum(ones) / prod(mesh))
+    return OnMesh(choice, Search(choice.problem, limits), loop, sum(ones) / own.num_devices)
 
 
 def _least_s(choice: Choice, model: CostModel) -> dict[tuple[str, int], float]:

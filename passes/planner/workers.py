@@ -23,7 +23,7 @@ from typing import Any, Final, TypeAlias
 
 from rhino.passes.planner.evaluate import MOST_OPS, Evaluator
 from rhino.passes.planner.setup import Setup
-from rhino.strategies.autotune.base import ROUND, Outcome, PlanConfig
+from rhino.strategies.autotune.base import ROUND, Found, Outcome, PlanConfig, Screening
 
 _SERVE: Final = """\
 import json, sys
@@ -45,8 +45,8 @@ COLLECTED: Final = MOST_OPS // 4
 There is little of it, and to look for it after each step takes long.
 """
 
-Request: TypeAlias = tuple[PlanConfig, float]
-"""A configuration, and the seconds that cut it off: all that its outcome depends on."""
+Request: TypeAlias = tuple[PlanConfig | Screening, float]
+"""A configuration, and the seconds that cut it off: all that its outcome depends on. Or a screening, and the same."""
 
 
 @dataclass(slots=True, eq=False)
@@ -65,7 +65,7 @@ class _Worker:
         self.request = request
         self.has_read.add(_step_of(request))
 
-    def answer(self) -> tuple[Request, Outcome]:
+    def answer(self) -> tuple[Request, Any]:
         """Returns what was asked last, and what that comes to."""
         request, self.request = self.request, None
         assert request is not None, "nothing comes that was not asked for"
@@ -93,7 +93,7 @@ class Workers:
         self.workers: list[_Worker] = []
         self.have_setup = False
         self.foreseen: Iterable[PlanConfig] = ()
-        self.early: dict[Request, Outcome] = {}
+        self.early: dict[Request, Any] = {}
         """What came of configurations that were not asked for yet."""
 
         try:
@@ -114,13 +114,22 @@ class Workers:
 
         A configuration is cut off once it is proven to take at least `cutoff_s`.
         """
+        found: list[Outcome] = self._answers(configs, cutoff_s)
+        return found
+
+    def screen(self, requests: Sequence[Screening], cutoff_s: float = inf) -> list[Found]:
+        """Returns what each screening finds that takes less than `cutoff_s`."""
+        found: list[Found] = self._answers(requests, cutoff_s)
+        return found
+
+    def _answers(self, asked: Sequence[PlanConfig | Screening], cutoff_s: float) -> list[Any]:
         if self.most:
             try:
-                return self._shared(configs, cutoff_s)
+                return self._shared(asked, cutoff_s)
             except (OSError, EOFError):
                 self.most = 0
         self.local = self.local or Evaluator(self.setup)
-        return [self.local.outcome(config, cutoff_s) for config in configs]
+        return [self.local.answer(one, cutoff_s) for one in asked]
 
     def close(self) -> None:
         """Ends the processes."""
@@ -129,13 +138,13 @@ class Workers:
         if self.folder is not None:
             self.folder.cleanup()
 
-    def _shared(self, configs: Sequence[PlanConfig], cutoff_s: float) -> list[Outcome]:
-        """Returns the outcomes of configurations, each evaluated by a process that is free.
+    def _shared(self, asked: Sequence[PlanConfig | Screening], cutoff_s: float) -> list[Any]:
+        """Returns what becomes of configurations and screenings, each evaluated by a process that is free.
 
         Raises OSError or EOFError where one is gone.
         """
         self._send_setup()
-        requests = [(config, cutoff_s) for config in configs]
+        requests: list[Request] = [(one, cutoff_s) for one in asked]
         found = {one: self.early[one] for one in requests if one in self.early}
         while len(found) < len(requests):
             waiting = [one for one in requests if one not in found]
@@ -207,7 +216,7 @@ def serve(descriptor: int) -> None:
         try:
             evaluator, collected = Evaluator(*line.recv()), 0
             while True:
-                line.send(evaluator.outcome(*line.recv()))
+                line.send(evaluator.answer(*line.recv()))
                 if evaluator.ops_read >= collected + COLLECTED:
                     gc.collect()  # what MLIR holds for modules that are gone
                     collected = evaluator.ops_read

@@ -22,6 +22,7 @@ from rhino.strategies.autotune.base import (
     Outcome,
     PlanConfig,
     Refused,
+    Screen,
     Space,
     SpentError,
     Strategy,
@@ -56,6 +57,7 @@ def explore(
     relaxed: Sequence[Outcome] = (),
     foresee: Callable[[Iterator[PlanConfig]], None] = lambda _: None,
     made_s: float | None = None,
+    screen: Screen | None = None,
 ) -> Explored:
     """Returns what became of the configurations of `space`.
 
@@ -64,14 +66,15 @@ def explore(
     Configurations that are proven not to be below `below_s` are cut off, too, and by the bounds of `relaxed`: what
     configurations came to where less was said of how anything lies; with `made_s` that is the step to beat, whatever is
     estimated. An interruption ends the search with what is known. Before a round `foresee` is given what is likely to
-    be asked for behind it, which is found out when it is first read.
+    be asked for behind it, which is found out when it is first read. With `screen` ranks of unlike meshes are
+    looked at.
     """
 
     def round_of(configs: Sequence[PlanConfig], cutoff_s: float) -> Iterable[Outcome]:
         foresee(_foreseen(trials, strategy, set(configs)))
         return evaluate(configs, cutoff_s)
 
-    trials = Evaluations(space, round_of, on_round, Explored(below_s, made_s), relaxed)
+    trials = Evaluations(space, round_of, on_round, Explored(below_s, made_s), relaxed, screen=screen)
     try:
         _run(strategy, trials)
     except SpentError:
@@ -110,6 +113,7 @@ def reopen(
     evaluate: Evaluate,
     on_round: Callable[[Explored], None] = lambda _: None,
     strategy: str = DEFAULT,
+    screen: Screen | None = None,
 ) -> Explored:
     """Runs the search again with `made_s`, the step of the best plan whose programs were made, as the step to beat.
 
@@ -128,7 +132,7 @@ def reopen(
         return [known.get(one) or found[one] for one in configs]
 
     try:
-        again = explore(space, evaluated, on_round, strategy, made_s=made_s)
+        again = explore(space, evaluated, on_round, strategy, made_s=made_s, screen=screen)
     except KeyboardInterrupt:
         again = Explored(made_s=made_s)
         again.interrupt()

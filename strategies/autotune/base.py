@@ -101,6 +101,16 @@ def on_meshes(meshes: Sequence[tuple[int, ...]], micro_batches: int, remat: floa
     return PlanConfig(len(meshes), first, micro_batches, remat, meshes=own)
 
 
+@dataclass(frozen=True, slots=True)
+class Screening:
+    """A look at ranks that may have any of some `meshes`, as any of some numbers of `stages`."""
+
+    meshes: tuple[tuple[int, ...], ...]
+    stages: tuple[int, ...]
+    micro_batches: int
+    remat: float = 0.0
+
+
 NEARLY: Final = 1.25
 """Times the budget: what is estimated to need no more may fit once its programs are made.
 
@@ -236,7 +246,8 @@ class Space:
     If the whole step was divided evenly among all devices, each would hold `resident_bytes` throughout and
     `passing_bytes` more at its peak. `has_kin` says that ranks may have other meshes than those, too; those of the
     numbers of stages in `three_axes` also of three axes. `replicas` are the meshes of a rank by number of replicas, and
-    `unlike` ranks of unlike meshes that were asked for, each the meshes of all ranks.
+    `unlike` ranks of unlike meshes that were asked for, each the meshes of all ranks. Where nobody asked for any, as
+    many ranks as `unlike_stages` says may have any of `rank_shapes`.
     """
 
     meshes: dict[int, tuple[tuple[int, ...], ...]]
@@ -252,6 +263,8 @@ class Space:
     three_axes: frozenset[int] = frozenset()
     replicas: dict[int, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
     unlike: tuple[tuple[tuple[int, ...], ...], ...] = ()
+    rank_shapes: tuple[tuple[int, ...], ...] = ()
+    unlike_stages: tuple[int, ...] = ()
 
     def kin(self, config: PlanConfig) -> list[PlanConfig]:
         """Returns the configurations with a rank's devices on the meshes next to its own; none unless `has_kin`.
@@ -365,6 +378,13 @@ What is proven to take no less than the seconds given may be cut off.
 """
 
 
+Found = list[tuple[float, PlanConfig]]
+"""Configurations whose ranks have unlike meshes, each with about what it takes, best first."""
+
+Screen = Callable[[Sequence[Screening], float], list[Found]]
+"""Gives what each screening finds, but for what is taken to need the seconds given, or longer."""
+
+
 class SpentError(Exception):
     """Raised when a strategy asks for more configurations than may be evaluated."""
 
@@ -374,7 +394,7 @@ class Evaluations:
     """Evaluates configurations for strategies, none of them twice; `on_round` is called after each round.
 
     `relaxed` is what configurations come to where less is said of how anything lies: what those cannot fall below, none
-    here can.
+    here can. `screen` finds ranks of unlike meshes; without it there are none.
 
     Configurations are cut off at the best step known when their round begins, so that outcomes do not depend on what
     ends first. The first configuration has a round of its own, for all others to be cut off at something.
@@ -391,6 +411,7 @@ class Evaluations:
     relaxed: Sequence[Outcome] = ()
     known: dict[PlanConfig, Outcome] = field(default_factory=dict)
     asker: str = ""
+    screen: Screen | None = None
     until: int = field(init=False)
 
     def __post_init__(self) -> None:

@@ -9,6 +9,7 @@ part on a device.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Final
@@ -28,6 +29,7 @@ from rhino.strategies.pipeline.stages.balance import awaited_nodes, stage_times
 from rhino.strategies.pipeline.stages.line import (
     Line,
     Stretches,
+    crossing_cost,
     cut,
     least_limit,
     least_work,
@@ -119,7 +121,9 @@ class StageEstimates:
         self.lines = [
             line for line in lines if line.back.any()
         ] or lines  # where there is a backward pass it is on the same devices
+        self.link = link
         self.pieces = [_pieces(self.staging.problem, line) for line in self.lines]
+        self.pieces_between: dict[frozenset[int], list[Stretches]] = {}
         self.on_meshes = tuple(dict.fromkeys(on_meshes)) or (sharded,)
         self.mesh_of = [self.on_meshes.index(one) for one in on_meshes]  # by group
         self.handings = [self._handing(one.plan) for one in self.on_meshes] if on_meshes else [self.handing]
@@ -149,10 +153,7 @@ class StageEstimates:
         cut to cut budgets are corrected by what these take. None where no cut was found that fits.
         """
         problem, limits = self._problem(order.rank_of), np.array(budgets)
-        if problem.num_stages not in self.steps:
-            in_flight = min(problem.num_stages, self.num_micro_batches)
-            self.steps[problem.num_stages] = remat_steps(self.staging, self.handing, in_flight)
-        problem = replace(problem, remat=self.steps[problem.num_stages])
+        problem = replace(problem, remat=self.remat_steps(problem.num_stages))
         own = limits
         for _ in range(FITTINGS):
             if (own <= 0).any():
@@ -168,9 +169,33 @@ class StageEstimates:
             own = np.minimum(own, limits - (peaks - best.held_bytes))
         return None
 
+    def on(self, group: tuple[int, ...]) -> StageEstimates:
+        """Returns the cuts on ranks of these groups [ranks], which share what is known of all cuts."""
+        assert self.unlike is not None, "there are groups where devices are unlike"
+        found = copy(self)
+        found.unlike = replace(self.unlike, group=group)
+        return found
+
+    def remat_steps(self, num_stages: int) -> RematSteps:
+        """Returns what may be recomputed in so many stages."""
+        if num_stages not in self.steps:
+            in_flight = min(num_stages, self.num_micro_batches)
+            self.steps[num_stages] = remat_steps(self.staging, self.handing, in_flight)
+        return self.steps[num_stages]
+
     def _problem(self, rank_of: Sequence[int]) -> StageProblem:
         group = tuple([self.unlike.group[rank] for rank in rank_of]) if self.unlike else ()
-        return replace(self.staging.problem, num_stages=len(rank_of), group=group)
+        nets = self.staging.nets_between(set(group), self.link)
+        return replace(self.staging.problem, num_stages=len(rank_of), group=group, nets=nets)
+
+    def _pieces_of(self, problem: StageProblem) -> list[Stretches]:
+        """Returns what the stretches of all lines take where what is sent is that of the problem."""
+        if problem.nets is self.staging.problem.nets:
+            return self.pieces
+        groups = frozenset(problem.group)
+        if groups not in self.pieces_between:
+            self.pieces_between[groups] = [replace(one, cost=crossing_cost(problem, one.line)) for one in self.pieces]
+        return self.pieces_between[groups]
 
     def _estimate(self, problem: StageProblem, stage: Ints) -> StageEstimate:
         """Returns what stages take and need, where `stage` [nodes] are virtual stages."""
@@ -214,7 +239,7 @@ class StageEstimates:
         more to do.
         """
         pieces = [
-            on_devices(problem, replace(one, pins=one.pins * problem.num_stages)) for one in self.pieces
+            on_devices(problem, replace(one, pins=one.pins * problem.num_stages)) for one in self._pieces_of(problem)
         ]  # any may be any stage
         least_s = min(least_work(problem, parts) for parts in pieces)
         if least_s == np.inf:

@@ -119,7 +119,7 @@ def _neighbours(at: Ints, other: Ints, num_nodes: int) -> list[list[int]]:
     return found
 
 
-def in_buckets(problem: StageProblem, key: Ints, back: Bools) -> Line:
+def in_buckets(problem: StageProblem, key: Ints, back: Bools, buckets: int = MOST_BUCKETS) -> Line:
     """Returns the line whose stretches end at the cheapest cut of each of some equal shares of the work."""
     size = problem.num_nodes
     keys = np.full(len(problem.nets), size, dtype=np.int64), np.full(len(problem.nets), -1, dtype=np.int64)
@@ -131,7 +131,7 @@ def in_buckets(problem: StageProblem, key: Ints, back: Bools) -> Line:
     crossing = np.cumsum(change)  # [k]: what a cut before key k costs
     # before keys 1, 2, ...
     done = np.cumsum(np.bincount(key, weights=problem.work, minlength=size))[: int(key.max(initial=0))]
-    share = (done / max(float(problem.work.sum()), 1e-300) * MOST_BUCKETS).astype(np.int64)
+    share = (done / max(float(problem.work.sum()), 1e-300) * buckets).astype(np.int64)
     cuts = [1 + int(first + np.argmin(crossing[1 + first : 1 + end])) for first, end in _runs(share)]
     return Line(np.searchsorted(np.array(cuts), key, side="right").astype(np.int64), len(cuts) + 1, back)
 
@@ -206,8 +206,14 @@ def stretches(problem: StageProblem, line: Line) -> Stretches | None:
         tuple([along(problem.work_of_group(group, is_last=is_last)) for group in range(problem.num_groups)])
         for is_last in (False, True)
     )
-    cost = _present(problem.nets, line)
-    return Stretches(line, cost, work, last_work, tuple(resident * again), tuple(saved * again), tuple(pins))
+    return Stretches(
+        line, crossing_cost(problem, line), work, last_work, tuple(resident * again), tuple(saved * again), tuple(pins)
+    )
+
+
+def crossing_cost(problem: StageProblem, line: Line) -> Floats:
+    """Returns what the nets of each stretch cost where they go on [places + 1, places + 1], as `Stretches` has it."""
+    return _present(problem.nets, line)
 
 
 def on_devices(problem: StageProblem, parts: Stretches) -> StageStretches:
@@ -221,11 +227,11 @@ def on_devices(problem: StageProblem, parts: Stretches) -> StageStretches:
     ]
     for group, is_last, in_flight, budget in dict.fromkeys(keys):
         work = (parts.last_work if is_last else parts.work)[group]
-        found[group, is_last, in_flight, budget] = _within(problem, parts, work, group, in_flight, budget)
+        found[group, is_last, in_flight, budget] = within_budget(problem, parts, work, group, in_flight, budget)
     return StageStretches(parts.cost, tuple([found[key] for key in keys]), parts.pins)
 
 
-def _within(
+def within_budget(
     problem: StageProblem, parts: Stretches, work: Floats, group: int, in_flight: float, budget: float
 ) -> Floats:
     """Returns the seconds of stretches with what they recompute to hold no more than a budget."""

@@ -50,8 +50,8 @@ class Shape:
     """Devices of a rank, and what the transfers of a stage take on it.
 
     Shapes: `enters` [2, places + 1] by where the stage begins, `leaves` [2, places + 1] by where it ends; the second
-    row is between nodes. Units: seconds per micro-batch. `starts` are the devices that a rank may begin with, where not
-    all will do that lie so in their nodes.
+    row is between nodes. Units: seconds per micro-batch. `starts` are the devices that a rank may begin with, where
+    these are not all with which it lies in a node, or is whole nodes.
     """
 
     devices: int
@@ -136,9 +136,7 @@ def crossings(line: ShapedLine, devices: int, starts: Collection[int] | None = N
     found: dict[tuple[int, int], int] = {}
     for behind in range(line.num_devices - devices + 1):
         first, end = line.num_devices - behind - devices, line.num_devices - behind
-        if not is_placed(first, end, line.per_node):
-            continue
-        if starts is not None and first not in starts:
+        if first not in starts if starts is not None else not is_placed(first, end, line.per_node):
             continue
         key = int(first > 0 and first % line.per_node == 0), int(end % line.per_node == 0)
         found[key] = found.get(key, 0) | 1 << behind

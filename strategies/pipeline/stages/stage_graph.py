@@ -17,8 +17,8 @@ step, and what several nodes add to, is a node of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -42,7 +42,9 @@ class Staging:
 
     Shapes: `node` [ops], `NO_NODE` for what has none: what costs nothing, and what comes before the accumulation loop;
     `net_bytes` and `net_transfers` [nets of the problem], what a net sends per step to each device beyond the first,
-    and how often. `readers` are the ops of the micro-batch and after it that read each value.
+    and how often. `readers` are the ops of the micro-batch and after it that read each value. Where devices have meshes
+    of their own, `group_net_bytes` [groups], each [nets], is what a net sends there, and the problem's nets are of the
+    group where that is most.
     """
 
     graph: Graph
@@ -52,6 +54,14 @@ class Staging:
     net_bytes: Floats
     net_transfers: Floats
     readers: Mapping[int, Sequence[int]]
+    group_net_bytes: tuple[Floats, ...] = ()
+
+    def nets_between(self, groups: Collection[int], link: Line) -> Nets:
+        """Returns the problem's nets, in seconds of a link, if they are sent between devices of these groups alone."""
+        if not self.group_net_bytes:
+            return self.problem.nets
+        size = np.max([self.group_net_bytes[group] for group in groups], axis=0)
+        return replace(self.problem.nets, size=self.net_transfers * link.fixed_s + size / link.per_s)
 
     def moved(self, device: Ints) -> tuple[float, int]:
         """Returns the bytes and the transfers between devices in a step where node i is on `device[i]`."""
@@ -107,8 +117,8 @@ def make_staging(
     ).build()
 
 
-_Sent = tuple[list[int], float, int]
-"""The nodes of a net, its bytes, and how often it is sent in a step."""
+_Sent = tuple[list[int], int, int]
+"""The nodes of a net, the value that is sent, and how often in a step."""
 
 _Held = tuple[list[int], int]
 """The nodes of a net, and the value that is held where they are."""
@@ -201,6 +211,9 @@ class _Builder:
         turns_round = self._turns_round()
         late, others, saved = self._saved(node) if turns_round else _never(num_nodes)
 
+        def bytes_of(sizes: Sequence[float]) -> Floats:
+            return make_nets((users, times * sizes[value]) for users, value, times in sent).size
+
         def nets_of(members: Iterable[_Held], sizes: Sequence[float]) -> Nets:
             return make_nets(((nodes, float(sizes[value])) for nodes, value in members), least=1)
 
@@ -215,7 +228,8 @@ class _Builder:
             before=before,
             after=after,
             nets=make_nets(
-                (users, times * (self.link.seconds(size) if self.link else size)) for users, size, times in sent
+                (users, times * (self.link.seconds(self.value_bytes[value]) if self.link else self.value_bytes[value]))
+                for users, value, times in sent
             ),
             pinned=pinned,
             late=late,
@@ -239,9 +253,10 @@ class _Builder:
                 ]
             ),
         )
-        net_bytes = make_nets((users, times * size) for users, size, times in sent).size
+        net_bytes = bytes_of(self.value_bytes)
+        of_groups = tuple([bytes_of(own.tolist()) for own in (self.unlike.value_bytes if self.unlike else ())])
         net_transfers = make_nets((users, float(times)) for users, _, times in sent).size
-        return Staging(self.graph, self.parts, problem, node, net_bytes, net_transfers, self._readers())
+        return Staging(self.graph, self.parts, problem, node, net_bytes, net_transfers, self._readers(), of_groups)
 
     def _own_bytes(self, node: Ints, num_nodes: int, total_bytes: Sequence[float]) -> Floats:
         """Returns the bytes of the sums that each node makes [nodes], where values take `total_bytes` [values]."""
@@ -368,15 +383,12 @@ class _Builder:
             per_step = {value: users + in_loop.pop(value, []) for value, users in per_step.items()}
         times = 1 if self.parts.loop is None else self.num_micro_batches
         once_sent = self._summands()
-        sent = [
-            (users, float(self.value_bytes[value]), 1 if value in once_sent else times)
-            for value, users in in_loop.items()
-        ]
-        sent += [(users, float(self.value_bytes[value]), 1) for value, users in per_step.items()]
+        sent = [(users, value, 1 if value in once_sent else times) for value, users in in_loop.items()]
+        sent += [(users, value, 1) for value, users in per_step.items()]
         outside = {
             value: users for value, users in per_step.items() if value not in self.carried and not self._is_made(value)
         }
-        return [one for one in sent if one[1]], ((users, value) for value, users in outside.items())
+        return [one for one in sent if self.value_bytes[one[1]]], ((users, value) for value, users in outside.items())
 
     def _made_before(self, node: Ints) -> Iterator[_Held]:
         """Yields what is made before the loop, such as casts of parameters.
