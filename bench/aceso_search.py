@@ -26,7 +26,7 @@ from rhino.strategies.autotune.stage_configs import (
     balanced,
 )
 from rhino.strategies.autotune.stage_search import alleviate
-from rhino.strategies.pipeline.stages.shapes import Shape, ShapedLine, best_cut
+from rhino.strategies.pipeline.stages.shapes import Shape, ShapedLine, best_cut, is_placed
 
 MOST_STAGES: Final = 16
 """As in Aceso's search."""
@@ -61,12 +61,12 @@ def _best(line: AcesoStages) -> StageConfig | None:
 
 
 def _aceso(line: AcesoStages) -> StageConfig | None:
-    return alleviate(StageEstimates(line), list(_starts(line)), MOST)
+    return next(iter(alleviate(StageEstimates(line), list(_starts(line)), MOST)), None)
 
 
 def _both(line: AcesoStages) -> StageConfig | None:
     estimates, best = StageEstimates(line), _best(line)
-    return alleviate(estimates, [estimates.fitted(best)], MOST_FROM_BEST) if best else None
+    return next(iter(alleviate(estimates, [estimates.fitted(best)], MOST_FROM_BEST)), None) if best else None
 
 
 STRATEGIES: Final[Mapping[str, Callable[[AcesoStages], StageConfig | None]]] = {
@@ -104,6 +104,10 @@ class AcesoStages:
     def divisions(self, micro_batches: int) -> tuple[Division, ...]:
         """See `StageModel`."""
         return tuple(sorted(self.divided(micro_batches)))
+
+    def placed(self, division: Division, first: int) -> Division | None:
+        """See `StageModel`."""
+        return division if is_placed(first, first + division.devices, self.per_node) else None
 
     def divided(self, micro_batches: int) -> dict[Division, DividedLine]:
         """Returns the line in each of its divisions."""

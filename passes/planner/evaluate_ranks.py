@@ -47,6 +47,7 @@ from rhino.strategies.autotune.base import (
     bound_by_memory,
     on_meshes,
 )
+from rhino.strategies.autotune.screened_stages import moved_ranks
 from rhino.strategies.choice.choice import Choice
 from rhino.strategies.choice.sharding_plan import make_plan
 from rhino.strategies.choice.sharding_plan_costs import local_bytes, op_seconds, states_of
@@ -55,7 +56,7 @@ from rhino.strategies.cost.time_ratios import least_time_ratio
 from rhino.strategies.pipeline.in_flight import several_in_flight
 from rhino.strategies.pipeline.schedules import SCHEDULES
 from rhino.strategies.pipeline.stages.estimate import Sharded, StageEstimate, StageEstimates
-from rhino.strategies.pipeline.stages.shape_screen import Nodes, RankKind, neighbours, screen
+from rhino.strategies.pipeline.stages.shape_screen import Nodes, RankKind, ScreenedLine, neighbours, screen
 from rhino.strategies.pipeline.stages.shapes import is_placed
 from rhino.strategies.pipeline.stages.stage_graph import UnlikeDevices
 from rhino.strategies.pipeline.stages.stage_problem import time_ratios
@@ -306,14 +307,20 @@ class _Looked:
     def look(self, below_s: float) -> None:
         """Looks at what a screen finds, and from the best of that at neighbours, as long as these are better.
 
-        That is not done from what takes `below_s` or longer.
+        That is not done from what takes `below_s` or longer. Or looks at what moves on single stages lead to.
         """
         count, stages = self.cluster.num_devices, self.request.stages
         kinds = [RankKind(prod(kind.mesh), kind.starts, kind.budget_bytes) for kind in self.kinds]
         inner, outer = link_between(self.cluster, (1, 1)), link_between(self.cluster, (count // 2, count // 2))
         between = self.cluster.levels[-1].size, inner, outer
         estimates = self.estimates((count // 2, count // 2))
-        found = screen(estimates, kinds, count, Nodes(*between), stages, recomputes=self.setup.recomputes)
+        line = ScreenedLine(estimates, kinds, count, Nodes(*between))
+        if self.request.by_moves:
+            meshes = [kind.mesh for kind in self.kinds]
+            for ranks in moved_ranks(line, meshes, stages, recomputes=self.setup.recomputes):
+                self.step_s(ranks)
+            return
+        found = screen(line, stages, recomputes=self.setup.recomputes)
         for start in sorted(found, key=self.step_s)[:STARTS]:
             best: tuple[int, ...] | None = start
             while best is not None and self.step_s(best) < below_s and len(self.known) < MOST_LOOKED:

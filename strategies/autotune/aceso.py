@@ -32,6 +32,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from rhino.strategies.autotune import unlike
 from rhino.strategies.autotune.base import (
     CutOff,
     Estimate,
@@ -58,8 +59,9 @@ Rank = tuple[int, float]
 
 
 def search(trials: Evaluations) -> None:
-    """Alleviates from balanced plans, one of each number of stages."""
+    """Alleviates from balanced plans, one of each number of stages, and then stage by stage."""
     alleviate(trials, balanced(trials.space))
+    unlike.on_unlike_ranks(trials, by_moves=True)
 
 
 STRATEGY: Final = Strategy("aceso", "bottlenecks alleviated one by one, from balanced plans", search)

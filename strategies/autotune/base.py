@@ -103,12 +103,16 @@ def on_meshes(meshes: Sequence[tuple[int, ...]], micro_batches: int, remat: floa
 
 @dataclass(frozen=True, slots=True)
 class Screening:
-    """A look at ranks that may have any of some `meshes`, as any of some numbers of `stages`."""
+    """A look at ranks that may have any of some `meshes`, as any of some numbers of `stages`.
+
+    They are found by dynamic programming, or `by_moves` on single stages, from balanced ones.
+    """
 
     meshes: tuple[tuple[int, ...], ...]
     stages: tuple[int, ...]
     micro_batches: int
     remat: float = 0.0
+    by_moves: bool = False
 
 
 NEARLY: Final = 1.25

@@ -8,23 +8,22 @@ microseconds (`StageEstimates`):
     step                   (micro-batches - 1) x the longest stage + all stages once
 
 Where a stage `recomputes`, that is what its memory asks for: the least that makes it fit, or all that it can where it
-does not fit then either. Devices are numbered along the line, `per_node` to a node, and no stage begins inside a node
-and ends in another.
+does not fit then either. Devices are numbered along the line, `per_node` to a node.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from math import inf
 from typing import Final, Protocol
 
 import numpy as np
 
 from rhino.ir.arrays import Floats
-from rhino.strategies.pipeline.stages.shapes import Shape, is_placed
+from rhino.strategies.pipeline.stages.shapes import Shape
 
 EVEN: Final = 1e-4
 """Relative: how closely the least that the longest stage can be is found."""
@@ -111,6 +110,9 @@ class StageModel(Protocol):
 
     def divisions(self, micro_batches: int) -> tuple[Division, ...]:
         """Returns how a rank can share a stage, sorted."""
+
+    def placed(self, division: Division, first: int) -> Division | None:
+        """Returns the division as it is on devices from `first` on, None where a rank may not begin there."""
 
     def stretches(self, micro_batches: int, division: Division, behind: int, start: int) -> Stretches:
         """Returns what stretches from a place take that have so many stages behind them."""
@@ -252,12 +254,6 @@ class StageEstimates:
         self.known[config] = found
         return found
 
-    def is_placed(self, divisions: Sequence[Division]) -> bool:
-        """Says whether stages have all devices, and none begins inside a node and ends in another."""
-        firsts = list(accumulate((one.devices for one in divisions), initial=0))
-        inside = all(is_placed(first, end, self.model.per_node) for first, end in pairwise(firsts))
-        return inside and firsts[-1] == self.model.num_devices
-
     def fitted(self, config: StageConfig, bounds: Sequence[int] | None = None) -> StageConfig:
         """Returns a configuration whose stages recompute where their memory asks for it, in other bounds if given."""
         pairs = list(pairwise(bounds or config.bounds))
@@ -340,6 +336,17 @@ def _longest_s(ranks: Ranks, bounds: Sequence[int]) -> float:
     return max(rank.seconds(start, end) for rank, (start, end) in zip(ranks, pairwise(bounds), strict=True))
 
 
+def placed(model: StageModel, config: StageConfig) -> StageConfig | None:
+    """Returns a configuration with its stages on all devices; None where they are more or fewer, or lie wrong."""
+    stages, first = [], 0
+    for stage in config.stages:
+        if first >= model.num_devices or (division := model.placed(stage.division, first)) is None:
+            return None
+        stages.append(replace(stage, division=division))
+        first += division.devices
+    return replace(config, stages=tuple(stages)) if first == model.num_devices else None
+
+
 def balanced(model: StageModel, stages: int) -> StageConfig | None:
     """Returns a configuration to begin with: devices and ops shared evenly, micro-batches as small as they can be.
 
@@ -361,8 +368,8 @@ def balanced(model: StageModel, stages: int) -> StageConfig | None:
         ends = [round(model.num_places * (number + 1) / stages) for number in range(stages)]
         chosen = [min((one for one in known if one.devices == width), key=_squareness) for width in some]
         config = StageConfig(micro_batches, tuple([Stage(*one) for one in zip(ends, chosen, strict=True)]))
-        if StageEstimates(model).is_placed(config.divisions) and len({0, *ends}) == stages + 1:
-            return config
+        if len({0, *ends}) == stages + 1 and (found := placed(model, config)) is not None:
+            return found
     return None
 
 

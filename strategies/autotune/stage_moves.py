@@ -29,7 +29,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Final, Literal
 
-from rhino.strategies.autotune.stage_configs import Division, StageConfig, StageEstimates
+from rhino.strategies.autotune.stage_configs import Division, StageConfig, StageEstimates, placed
 
 Resource = Literal["memory", "compute", "collectives"]
 
@@ -131,12 +131,12 @@ def _divided(estimates: StageEstimates, config: StageConfig, divisions: dict[int
     for number, division in divisions.items():
         stages[number] = replace(stages[number], division=division)
     other = replace(config, stages=tuple(stages))
-    if estimates.is_placed(other.divisions):
-        yield _evened(estimates, other)
+    if (found := placed(estimates.model, other)) is not None:
+        yield _evened(estimates, found)
 
 
 def _next(known: Sequence[Division], now: Division, axis: str, *, up: bool) -> list[Division]:
-    """Returns the divisions with the next larger or smaller number along one axis, as a multiple or divisor."""
+    """Returns the division with the next larger or smaller number along one axis, none at the end."""
     same = "tp" if axis == "dp" else "dp"
     number = getattr(now, axis)
     found = [
@@ -145,7 +145,6 @@ def _next(known: Sequence[Division], now: Division, axis: str, *, up: bool) -> l
         if one.variant == 0
         and getattr(one, same) == getattr(now, same)
         and (getattr(one, axis) > number if up else getattr(one, axis) < number)
-        and max(getattr(one, axis), number) % min(getattr(one, axis), number) == 0
     ]
     return sorted(found, key=lambda one: abs(one.devices - now.devices))[:1]
 

@@ -40,17 +40,17 @@ NEAR: Final = 12
 """Ops by which a bound is moved at most in fine-tuning."""
 
 
-def alleviate(estimates: StageEstimates, starts: Iterable[StageConfig], most: int) -> StageConfig | None:
-    """Returns the best configuration found from some starts with about so many estimates, None where nothing fits."""
+def alleviate(estimates: StageEstimates, starts: Iterable[StageConfig], most: int) -> list[StageConfig]:
+    """Returns the configurations that fit of about so many estimated from some starts, best first."""
     searches = [_Search(estimates, one) for one in starts]
     left = searches
-    rounds = max(1, (len(searches) - 1).bit_length() + 1)
+    rounds = len(searches).bit_length()
     for _ in range(rounds):
         for one in left:
             one.run(most // (rounds * len(left)))
         left = sorted(left, key=lambda one: one.best_rank)[: max(1, len(left) // 2)]
-    best = min(searches, key=lambda one: one.best_rank, default=None)
-    return best.best if best and best.best_rank[0] == 0 else None
+    ranked = sorted((estimates.figures(one).rank, one) for search in searches for one in search.seen)
+    return [one for (over_bytes, _), one in ranked if over_bytes == 0]
 
 
 @dataclass(eq=False)

@@ -55,21 +55,12 @@ class Nodes:
     outer: Link
 
 
-def screen(
-    estimates: StageEstimates,
-    kinds: Sequence[RankKind],
-    num_devices: int,
-    nodes: Nodes,
-    stages: Iterable[int],
-    *,
-    recomputes: bool,
-) -> list[tuple[int, ...]]:
+def screen(line: ScreenedLine, stages: Iterable[int], *, recomputes: bool) -> list[tuple[int, ...]]:
     """Returns the best ranks of each of some numbers of `stages`, in that order: the number of each one's kind [ranks].
 
-    `estimates` are of a step that is sharded for each of `kinds`, its groups of devices. All devices are used. With
-    `recomputes` stages may recompute what their memory asks for.
+    All devices are used. With `recomputes` stages may recompute what their memory asks for.
     """
-    line, found = _Screen(estimates, kinds, num_devices, nodes), dict[tuple[int, ...], None]()
+    found = dict[tuple[int, ...], None]()
     for number, sends in product(stages, (True, False)):
         cut = best_cut(line.shaped(number, sends=sends))
         if cut is None and recomputes:
@@ -102,8 +93,8 @@ def neighbours(ranks: Sequence[int], kinds: Sequence[RankKind]) -> Iterator[tupl
 
 
 @dataclass(eq=False)
-class _Screen:
-    """A step on the line that divides best, for kinds of ranks."""
+class ScreenedLine:
+    """A step on the line that divides best, sharded for each of `kinds`, which are the groups of `estimates`."""
 
     estimates: StageEstimates
     kinds: Sequence[RankKind]
@@ -136,7 +127,7 @@ class _Screen:
         return found
 
     @cached_property
-    def recomputing(self) -> _Screen:
+    def recomputing(self) -> ScreenedLine:
         """The same where stages may recompute what their memory asks for."""
         found = copy(self)
         found.problem = replace(
@@ -194,14 +185,34 @@ class _Screen:
         key = in_flight, behind == 0, kind
         if key not in self.known:
             budget = self.kinds[kind].budget_bytes
-            self.known[key] = within_budget(self.problem, self.parts, self._work(behind, kind), kind, in_flight, budget)
+            self.known[key] = within_budget(self.problem, self.parts, self.work(behind, kind), kind, in_flight, budget)
         return self.known[key]
+
+    def over_bytes(self, behind: int, kind: int) -> Floats:
+        """Returns by how much stretches that recompute nothing are over the memory of a kind of rank."""
+        in_flight = min(self.problem.num_micro_batches, behind + 1)
+        held: Floats = self.parts.resident[kind] + in_flight * self.parts.saved[kind]
+        return held - self.kinds[kind].budget_bytes
+
+    def least_over(self, behind: int, kind: int) -> Floats:
+        """Returns the same of stretches that recompute all they can."""
+        over, in_flight = self.over_bytes(behind, kind), min(self.problem.num_micro_batches, behind + 1)
+        if not len(self.problem.remat):
+            return over
+        remat = self.parts.remat_of(self.problem, kind)
+        return over - in_flight * self.problem.step_bytes_ratio(kind) * remat.freed[-1]
+
+    @property
+    def num_places(self) -> int:
+        """How long the line is."""
+        return len(self.parts.cost) - 1
 
     def bound_s(self, behind: int, kind: int, limit_s: float) -> Floats:
         """Returns the seconds of stretches where memory does not count."""
-        return self._work(behind, kind)
+        return self.work(behind, kind)
 
-    def _work(self, behind: int, kind: int) -> Floats:
+    def work(self, behind: int, kind: int) -> Floats:
+        """Returns the seconds of stretches on a kind of rank, first of none or some stages behind, without memory."""
         work = (self.parts.work if behind else self.parts.last_work)[kind]
         places = np.arange(len(work))
         found: Floats = np.where(places[None, :] > places[:, None], work, inf)  # a stage has something to do

@@ -82,10 +82,11 @@ def test_the_best_ranks_of_all_shapes_are_found(tmp_path: Path, cluster: Cluster
     configs = [on_meshes(ranks, NUM) for ranks in every_rank(count, meshes) if len(ranks) > 1]
     outcomes = {config: planner.outcome(config) for config in configs}
     steps = {config: one.step_s if isinstance(one, Estimate) else inf for config, one in outcomes.items()}
-    found = planner.screened(Screening(meshes, tuple(range(2, count)), NUM), inf)
-    looked = [*(config for _, config in found), *(config for config in configs if not config.meshes)]
     best = min(steps, key=lambda config: steps[config])
-    assert min(steps[config] for config in looked) == steps[best]
+    for by_moves in (True, False):
+        found = planner.screened(Screening(meshes, tuple(range(2, count)), NUM, by_moves=by_moves), inf)
+        looked = [*(config for _, config in found), *(config for config in configs if not config.meshes)]
+        assert min(steps[config] for config in looked) == steps[best]
     assert bool(best.meshes) == (count == 6)
     for config, one in outcomes.items():
         assert isinstance(one, Estimate)
