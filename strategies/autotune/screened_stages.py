@@ -29,7 +29,7 @@ KEPT: Final = 8
 def moved_ranks(
     line: ScreenedLine, meshes: Sequence[tuple[int, ...]], stages: Iterable[int], *, recomputes: bool
 ) -> list[tuple[int, ...]]:
-    """Returns the best ranks that moves from balanced ones lead to, as some numbers of `stages`: each one's kind [ranks].
+    """Returns the best ranks that moves lead to, of each of some numbers of `stages`: each one's kind [ranks].
 
     `meshes` are those of the kinds of ranks. With `recomputes` stages may recompute what their memory asks for.
     """
