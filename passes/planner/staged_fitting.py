@@ -120,24 +120,24 @@ def fit_in_stages(
     found: list[Attempt[T]] = []
     refused: list[RhinoError] = []
     on_host = [{"host-share": f"{share:g}"} for share in shares]
-    added: list[dict[str, str]] = [*([_ON_DEVICES] if shares else []), {}, *on_host]
+    added: list[dict[str, str]] = [{}, *([_ON_DEVICES] if shares else []), *on_host]
     free: Attempt[T] | None = None
     for given in added:
-        # Without a limit of rows nothing goes to host memory: the best plan on the devices is the best of all then.
-        known = None if given else free
+        # Without a limit of rows nothing goes to host memory: that is the best plan on the devices, too.
+        known = free if given is _ON_DEVICES else None
         try:
             one, free = _fit(lambda more: make({**given, **more}), budget_bytes, known)  # noqa: B023 - called at once
         except RhinoError as error:
             if error.exit_code != ExitCode.DOES_NOT_FIT:
                 raise
             refused.append(error)
-            continue
-        found.append(one)
+        else:
+            found.append(one)
+            if one.held_bytes and _ALL not in added:
+                added.append(_ALL)
         fast = [one for one in found if one.peak_bytes <= budget_bytes]
-        if fast and (given is not _ON_DEVICES or one is free):
+        if fast and (given or fast[0] is free or not shares):
             return min(fast, key=_step)
-        if one.held_bytes and _ALL not in added:
-            added.append(_ALL)
     if not found:
         raise refused[0]
     return min(found, key=_peak)

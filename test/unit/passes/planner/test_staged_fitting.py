@@ -113,7 +113,7 @@ def test_other_errors_are_raised_at_once() -> None:
 
 @dataclass
 class HostSteps:
-    """Steps that fit where host memory may be used, and slower or faster where it is not."""
+    """Steps that fit where host memory may be used, in 2 s, and where it is not in another time, or not at all (0)."""
 
     on_devices_s: float
     tried: list[dict[str, str]] = field(default_factory=list)
@@ -121,17 +121,19 @@ class HostSteps:
     def __call__(self, more: dict[str, str]) -> Attempt[str]:
         self.tried.append(more)
         rows = min(100.0, int(more["rows"]))
+        if "offload" in more and not self.on_devices_s:
+            raise RhinoError("RHI-SOLVE-001", "no shardings")
         if "offload" in more:
             return _attempt(rows, int(rows), step_s=1.0 if rows == 100 else self.on_devices_s)
         return _attempt(rows, int(rows), step_s=1.0 if rows == 100 else 2.0)
 
 
-@pytest.mark.parametrize("on_devices_s", [1.5, 3.0])
+@pytest.mark.parametrize("on_devices_s", [1.5, 3.0, 0.0], ids=["faster", "slower", "fits not"])
 def test_host_memory_makes_no_plan_slower(on_devices_s: float) -> None:
     steps = HostSteps(on_devices_s)
-    assert fit_in_stages(steps, 50, (0.5, 1.0)).plan.predicted.step_s == min(on_devices_s, 2.0)
+    assert fit_in_stages(steps, 50, (0.5, 1.0)).plan.predicted.step_s == min(on_devices_s or 2.0, 2.0)
     unlimited = [more for more in steps.tried if int(more["rows"]) > 100 and "stage-rows" not in more]
-    assert unlimited == [{"offload": "false", "rows": str(sys.maxsize)}], "what nothing limits is planned once"
+    assert unlimited == [{"rows": str(sys.maxsize)}], "what nothing limits is planned once"
     assert not any("host-share" in more for more in steps.tried), "it fits without"
 
 
