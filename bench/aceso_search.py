@@ -31,7 +31,7 @@ from rhino.strategies.pipeline.stages.shapes import Shape, ShapedLine, best_cut,
 MOST_STAGES: Final = 16
 """As in Aceso's search."""
 
-MOST: Final = 6000
+MOST: Final = 4000
 """Configurations that the moves may lead to."""
 
 MOST_FROM_BEST: Final = 1000

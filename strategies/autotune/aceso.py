@@ -4,7 +4,7 @@ From a start `hop` looks for a better configuration at most `HOPS` primitives aw
 goes on from there; where there is none, from the best configuration that was evaluated and not yet gone on from
 (Algorithm 1).
 
-- *Heuristic 1*, where the bottleneck is: memory first, if the plan does not fit. Otherwise the longest stage; as our
+- *Heuristic 1*, where the bottleneck is: memory first, if the plan does not fit. Otherwise the longest stage; as these
   stages are even and have one mesh, it stands for all, and what is left to find is the resource.
 - *Heuristic 2*, which primitives first: those that relieve the resource that takes the largest share of the step,
   beyond the least that any configuration so far takes of it (the share in all stages, for Aceso, which here says
@@ -17,6 +17,9 @@ goes on from there; where there is none, from the best configuration that was ev
 - *Fine-tuning*, at the end: a rank's devices in one row, or its axes the other way round; numbers of micro-batches in
   between those stepped in, and shares recomputed in between. What Aceso tunes op by op (dp and tp within a stage, the
   dimension of each split) is what the search of shardings finds for each configuration in the first place.
+
+That is for ranks of one mesh. Then single stages are moved, up to seven hops far, on the meshes about as large as those
+of the best pipeline (`screened_stages.py`), and the best ranks of unlike meshes are planned as any configuration.
 
 The budget is configurations, not seconds: the search ends `FAILS` after the last that was better than all before. An
 estimate takes a search of shardings here, seconds and not microseconds, and one primitive takes all stages along: hops

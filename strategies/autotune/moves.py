@@ -1,9 +1,9 @@
-"""Reconfiguration primitives: the ten of Aceso's Table 1, in the form that they have for our plans.
+"""Reconfiguration primitives: the ten of Aceso's Table 1, in the form that they have for stages that are alike.
 
-Aceso's configuration has a number of ops, of devices and of recomputed ops for each stage. Our configurations have one
-mesh for all ranks and one share to recompute; the boundaries of stages, the schedule and every tensor's place are the
-best ones of a configuration, found with what it comes to. A primitive that needs a partner, as devices and ops are
-neither made nor lost, moves all stages at once here:
+A configuration of ranks of one mesh has one share to recompute; the boundaries of stages, the schedule and every
+tensor's place are the best ones of a configuration, found with what it comes to. To find that takes a search of
+shardings on a mesh, which all ranks then share. So a primitive that needs a partner, as devices and ops are neither
+made nor lost, moves all stages at once here; on meshes that were searched, `stage_moves.py` moves single stages:
 
 | Aceso | here |
 | --- | --- |
@@ -14,9 +14,7 @@ neither made nor lost, moves all stages at once here:
 | inc-rc, dec-rc | a larger or smaller share recomputed |
 
 An axis has no role in our plans: the search of shardings says for each tensor what it does there, so that *dp* and *tp*
-are only names for its two sides. No form have those that make stages differ: inc-op# and dec-op# for one stage alone
-(boundaries are already where the stages are even), inc-dp, inc-tp and their partners for one stage (all ranks have one
-mesh), inc-rc for one stage (one share holds for all).
+are only names for its two sides.
 
 What a primitive relieves is Table 1 for its parts taken together. Idle time, which Aceso counts with a stage's time,
 stands beside its three resources: with stages that are even it is most of what a pipeline loses.

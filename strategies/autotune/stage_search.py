@@ -33,7 +33,7 @@ HOPS: Final = 7
 BRANCHES: Final = 2
 """From how many of the best configurations that the primitives of a resource lead to the search goes on."""
 
-TRIES: Final = 200
+TRIES: Final = 100
 """Configurations that may be estimated from one bottleneck."""
 
 NEAR: Final = 12
