@@ -64,17 +64,16 @@ class OpCosts:
             seconds = self.model.compute_s(cls, moved, state.num_shares(self.sizes), is_kernel=is_kernel)
         return seconds + sum(self.model.move_s(move) for _, move in halo_moves(cls, state, self.sizes))
 
-    def scalar_sums_s(self, op: int, state: State, windows: Windows | None) -> float:
-        """Returns the seconds in which the sums of scalars over devices are taken that an op gives in one state.
+    def scalar_sum_s(self, value: int, spec: Spec, windows: Windows | None) -> float:
+        """Returns the seconds in which the sum of a scalar over devices is taken that comes in a spec.
 
-        They are taken at once, as scalars are whole on every device.
+        It is taken at once, as scalars are whole on every device. Other values take nothing here.
         """
-        found = 0.0
-        for value, spec in zip(self.graph.results(op), state.result_specs, strict=True):
-            if spec != REPLICATED and not (kind := self.graph.type_of(value)).shape:
-                window = windows.window(value, None) if windows else None
-                found += float(reshard_seconds(self.model, kind, [spec], [REPLICATED], window=window)[0, 0])
-        return found
+        kind = self.graph.type_of(value)
+        if spec == REPLICATED or kind.shape:
+            return 0.0
+        window = windows.window(value, None) if windows else None
+        return float(reshard_seconds(self.model, kind, [spec], [REPLICATED], window=window)[0, 0])
 
     def table(self, cls: OpClass, state: State) -> Operator | None:
         """Returns what was measured of an op whose part on a device has the shapes of a state, if it was."""

@@ -56,7 +56,8 @@ def split_backward_cost(plan: ShardingPlan, model: CostModel, handing: Handing) 
             found.more_s[op] = times[op] * (costs.state_s(op, plan.ops[op]) - unsplit.state_s(op, plan.ops[op]))
     for op in np.flatnonzero(again).tolist():
         state = plan.ops[op]
-        found.again_s[op] = times[op] * (back.state_s(op, state) + back.scalar_sums_s(op, state, None))
+        sums_s = [back.scalar_sum_s(*one, None) for one in zip(graph.results(op), state.result_specs, strict=True)]
+        found.again_s[op] = times[op] * (back.state_s(op, state) + sum(sums_s))
     return found
 
 

@@ -166,11 +166,22 @@ class Builder(Tables):
         return found
 
     def sum_scalars(self) -> None:
-        """Adds to ops what the sums over devices take of the scalars that they give."""
+        """Adds to ops what the sums over devices take of the scalars that they give; stored ones have an edge."""
         for op, node in self.node_of_op.items():
-            if all(self.has_shape[self.result_start[op] : self.result_start[op + 1]]):
+            given = [
+                (offset, value)
+                for offset, value in enumerate(range(self.result_start[op], self.result_start[op + 1]))
+                if not self.has_shape[value] and self.producer[value] == node
+            ]
+            if not given:
                 continue
-            sums_s = [self.op_costs.scalar_sums_s(op, state, self.windows) for state in self.nodes[node].states]
+            sums_s = [
+                sum(
+                    self.op_costs.scalar_sum_s(value, state.result_specs[offset], self.windows)
+                    for offset, value in given
+                )
+                for state in self.nodes[node].states
+            ]
             if any(sums_s):
                 self.node_costs[node] = self.intern(
                     self.tables[self.node_costs[node]] + self.times[op] * np.array(sums_s)
