@@ -33,9 +33,9 @@ def on_unlike_ranks(trials: Evaluations, *, by_moves: bool = False) -> None:
     ranked, space = trials.explored.ranked, trials.space
     known = [one for one in trials.known.values() if isinstance(one, Estimate | CutOff) and one.config.stages > 1]
     known.sort(key=lambda one: (_estimated_s(one), one.config))
-    numbers = [one.config.micro_batches for one in known] + [space.micro_batches[space.seed(2)]]
-    number = next((number for number in numbers if number > 1), 0)
-    if trials.screen is None or not space.unlike_stages or not number or (ranked and _fills(ranked[0], known, number)):
+    numbers = [one.config.micro_batches for one in known if _estimated_s(one) < inf]
+    number = next(iter(numbers), space.micro_batches[space.seed(2)])
+    if trials.screen is None or not space.unlike_stages or (ranked and _fills(ranked[0], known, number)):
         return
     request = Screening(_near_shapes(space, known), _near_stages(space, known), number, min(space.remats), by_moves)
     (found,) = trials.screen([request], NEAR_ENOUGH * trials.explored.best_s)
