@@ -10,6 +10,7 @@ import offload
 import papers
 import patterns
 import precision
+import ranks
 import stages
 import tighten
 import uneven
@@ -28,6 +29,7 @@ QUESTIONS: Final = {
     "offload": offload.QUESTION,
     "unlike": unlike.QUESTION,
     "uneven": uneven.QUESTION,
+    "ranks": ranks.QUESTION,
     "patterns": patterns.QUESTION,
     "stage-times": stages.DEEP_QUESTION,
 }

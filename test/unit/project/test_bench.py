@@ -52,6 +52,7 @@ CASES = [
         1,
     ),
     (plans, "uneven", ["--models=mlp", "--micro-batches=8"], 1),
+    (plans, "ranks", ["--cases=mlp-100k"], 1),
     (plans, "patterns", ["--clusters=v100x8,v100x8x2"], 2),
     pytest.param(plans, "papers", ["--cases=wr-1.3b", "--jobs=1"], 1, marks=LONG),
     pytest.param(plans, "tighten", ["--case=wr-2.6b", "--devices=2", "--steps=1", "--jobs=1"], 1, marks=LONG),
