@@ -99,13 +99,20 @@ class StepFacts:
         self.until_settled(found, visit, reverse=True)
         return found
 
-    def following(self, sources: Iterable[int], keeps: Callable[[int], bool] = lambda _: True) -> list[bool]:
-        """Returns which values follow from one of these through values that `keeps` takes, or are one [values]."""
+    def following(
+        self, sources: Iterable[int], keeps: Callable[[int], bool] = lambda _: True, *, in_one_step: bool = False
+    ) -> list[bool]:
+        """Returns which values follow from one of these through values that `keeps` takes, or are one [values].
+
+        With `in_one_step` nothing follows from what a loop over steps has updated in the step before.
+        """
         found = self._marked(sources)
 
         def visit(op: int) -> None:
+            is_end = in_one_step and op in self.loop_of_end
             for value, result in self.edges(op):
-                found[result] |= found[value] and keeps(result)
+                if not is_end or result not in self.states:
+                    found[result] |= found[value] and keeps(result)
 
         self.until_settled(found, visit)
         return found
@@ -154,7 +161,7 @@ class StepFacts:
 
     def _products(self, moments: Iterable[int]) -> tuple[tuple[int, ...], dict[int, str]]:
         """Returns the products to compute in 16 bits, and the others with the reason."""
-        updating = self.following(moments)
+        updating = self.following(moments, in_one_step=True)
         found, kept = [], {}
         for op, kind in enumerate(self.kinds):
             read, results = self.operands[op], self.graph.results(op)

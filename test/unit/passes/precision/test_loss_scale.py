@@ -198,6 +198,18 @@ def steps_in_a_loop(params, x, y):
     return lax.scan(lambda now, part: descend(simple)(now, *part), params, parts)
 
 
+def momentum_in_a_loop(state, x, y):
+    """Several steps, each of which reads parameters that the moments of the one before have led to."""
+
+    def one(state, part):
+        params, momentum = state
+        value, grads = jax.value_and_grad(simple)(params, *part)
+        momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, grads)
+        return (jax.tree.map(lambda p, m: p - 0.05 * m, params, momentum), momentum), value
+
+    return lax.scan(one, state, (x.reshape(4, 8, -1), y.reshape(4, 8)))
+
+
 def clipped(params, x, y):
     """Clips by the norm of all gradients, and returns it."""
     value, grads = jax.value_and_grad(simple)(params, x, y)
@@ -208,15 +220,17 @@ def clipped(params, x, y):
 LOSSES = (simple, recomputed_layers, in_chunks, in_a_loop, bounded_gradients, mean_of_outputs, penalty)
 STEPS = {
     **{loss.__name__: descend(loss) for loss in LOSSES},
-    **{step.__name__: step for step in (in_micro_batches, steps_in_a_loop, clipped)},
+    **{step.__name__: step for step in (in_micro_batches, steps_in_a_loop, momentum_in_a_loop, clipped)},
 }
 
 
 def small_step(name):
-    """A step, its arguments leaf by leaf, and how many of them are its parameters."""
-    (params, _), x, _ = perceptron_inputs()
-    inputs = {"w": params["w"]}, x, labels()
-    return text_of(STEPS[name], *inputs), jax.tree.leaves(inputs), 3
+    """A step, its arguments leaf by leaf, and how many of them are its state."""
+    (params, momentum), x, _ = perceptron_inputs()
+    params, momentum = {"w": params["w"]}, {"w": momentum["w"]}
+    state = (params, momentum) if name == momentum_in_a_loop.__name__ else params
+    inputs = state, x, labels()
+    return text_of(STEPS[name], *inputs), jax.tree.leaves(inputs), len(jax.tree.leaves(state))
 
 
 @pytest.mark.parametrize("name", sorted(STEPS))
