@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.program.loss_scale import FIRST, GOOD_STEPS, NAME, SCALE
+from rhino.ir.program.loss_scale import FIRST, GOOD_STEPS, NAME, RANGE, SCALE
 
 
 class LossScale(NamedTuple):
@@ -30,20 +30,29 @@ def first_loss_scale() -> LossScale:
 
 
 def loss_scale_of(value: Any) -> LossScale:  # noqa: ANN401 - what a user gives
-    """Returns a loss scale that was saved. Raises RHI-JAX-002 for what is none."""
+    """Returns a loss scale that was saved. Raises RHI-JAX-002 for what is none, and numbers that no step gives.
+
+    An array of JAX's is not waited for, so its number is not looked at.
+    """
     try:
         scale, good_steps = value
-        return LossScale(_number(scale, np.float32), _number(good_steps, np.int32))
+        found = LossScale(_number(scale, np.float32), _number(good_steps, np.int32))
     except (TypeError, ValueError):
         what = f"the loss scale is {value!r:.60}"
         raise RhinoError("RHI-JAX-002", what, fix="give rhino.LossScale(scale, good_steps), two numbers") from None
+    least, most = RANGE
+    if isinstance(found.scale, np.float32) and not least <= found.scale <= most:
+        what = f"the loss scale is {scale!r:.60}, and no loss can be multiplied by that"
+        raise RhinoError("RHI-JAX-002", what, fix="give a number above 0, as 2.0**15, with which training starts")
+    return found
 
 
 def _number(value: Any, dtype: Any) -> Any:  # noqa: ANN401 - an array of JAX's, or a number
     """Returns an array of a dtype as it is, and another number as one. Raises ValueError for what has dims."""
     if isinstance(value, jax.Array) and value.dtype == dtype and not value.shape:
         return value
-    return dtype(np.asarray(value).reshape(()))
+    with np.errstate(over="ignore"):  # infinite then, which is refused
+        return dtype(np.asarray(value).reshape(()))
 
 
 def with_loss_scale(fn: Callable[..., Any], signature: inspect.Signature | None) -> Callable[..., Any]:

@@ -104,7 +104,7 @@ def _next(state: LossScaleState, is_finite: Value) -> tuple[Value, Value]:
     """Makes the next loss scale."""
     scale, count = state.scale, state.good_steps
     factor, (least, most) = make_constant(scale.type, FACTOR), (make_constant(scale.type, one) for one in RANGE)
-    is_last = _equal(count, make_constant(count.type, PERIOD - 1))
+    is_last = _at_least(count, make_constant(count.type, PERIOD - 1))  # a count of another period is larger
     larger = stablehlo.MinOp(stablehlo.MulOp(scale, factor), most).result
     smaller = stablehlo.MaxOp(stablehlo.DivOp(scale, factor), least).result
     after_good = stablehlo.SelectOp(is_last, larger, scale).result
@@ -117,7 +117,7 @@ def _next(state: LossScaleState, is_finite: Value) -> tuple[Value, Value]:
     )
 
 
-def _equal(one: Value, other: Value) -> Value:
-    direction = stablehlo.ComparisonDirectionAttr.get("EQ")
+def _at_least(one: Value, other: Value) -> Value:
+    direction = stablehlo.ComparisonDirectionAttr.get("GE")
     result: Value = stablehlo.CompareOp(one, other, direction).result
     return result

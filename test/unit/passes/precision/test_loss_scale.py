@@ -68,8 +68,8 @@ def by_hand(state, x, y, scale, good_steps):
     grads = jax.tree.map(lambda g: g / scale, grads)
     finite = jnp.stack([jnp.isfinite(g).all() for g in jax.tree.leaves(grads)]).all()
     state = jax.tree.map(lambda new, old: jnp.where(finite, new, old), updated(state, grads), state)
-    grown = jnp.where(good_steps == 1999, 2 * scale, scale)
-    counted = jnp.where(good_steps == 1999, 0, good_steps + 1)
+    grown = jnp.where(good_steps >= 1999, 2 * scale, scale)
+    counted = jnp.where(good_steps >= 1999, 0, good_steps + 1)
     return state, loss, jnp.where(finite, grown, scale / 2), jnp.where(finite, counted, 0)
 
 
@@ -79,7 +79,9 @@ def small_inputs():
 
 
 @pytest.mark.parametrize(
-    "scale", [FIRST, [np.float32(2.0**18), np.int32(1999)], OVERFLOW], ids=["", "grows", "overflows"]
+    "scale",
+    [FIRST, [np.float32(2.0**18), np.int32(1999)], [np.float32(2.0**18), np.int32(4000)], OVERFLOW],
+    ids=["", "grows", "late", "overflows"],
 )
 def test_it_is_the_step_written_by_hand(scale):
     inputs = small_inputs()
@@ -336,5 +338,8 @@ def test_a_loss_scale_is_two_numbers_of_a_step_in_f16():
     step = rhino.parallelize(perceptron_step(narrow=False), cluster="cpu4", amp="f16")
     with pytest.raises(RhinoError, match=r"RHI-JAX-002.*the loss scale is"):
         step.loss_scale = 3.0
+    for wrong in (float("nan"), float("inf"), 1e39, 0.0, -2.0):
+        with pytest.raises(RhinoError, match=r"RHI-JAX-002.*the loss scale is .*multiplied by"):
+            step.loss_scale = (wrong, 0)
     with pytest.raises(RhinoError, match=r"RHI-JAX-002.*has no loss scale"):
         rhino.parallelize(perceptron_step(narrow=False), cluster="cpu4", amp="bf16").loss_scale = (1.0, 0)
