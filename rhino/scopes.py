@@ -93,7 +93,12 @@ def default_strategy(scope: ScopeContext) -> ScopeContext:
         RhinoError: RHI-JAX-002 where it is given something else than `replicate` and `split` return.
     """
     if not isinstance(scope, ScopeContext) or scope.is_default:
-        what = f"rhino.default_strategy takes a scope, not {kind_name(scope)}: {scope!r:.60}"
+        got = (
+            "another rhino.default_strategy"
+            if isinstance(scope, ScopeContext)
+            else f"{kind_name(scope)}: {scope!r:.60}"
+        )
+        what = f"rhino.default_strategy takes a scope, not {got}"
         raise RhinoError("RHI-JAX-002", what, fix="say rhino.default_strategy(rhino.replicate()), or rhino.split()")
     return ScopeContext(scope.sharding, is_default=True)
 

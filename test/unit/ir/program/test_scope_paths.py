@@ -366,6 +366,8 @@ def test_ops_in_no_scope_are_as_one_that_an_option_names():
     for given in (rhino.split, rhino.default_strategy(rhino.split()), "split"):
         with pytest.raises(RhinoError, match=r"RHI-JAX-002.*takes a scope, not"):
             rhino.default_strategy(given)
+    with pytest.raises(RhinoError, match=r"not another rhino\.default_strategy"):
+        rhino.default_strategy(rhino.default_strategy(rhino.split()))
 
 
 @pytest.mark.parametrize(
