@@ -277,10 +277,11 @@ def _staged(traced: Traced, request: PlanRequest, module: ir.Module, own: PlanOp
 
 def _in_stages(traced: Traced, request: PlanRequest, module: ir.Module) -> Planned:
     """Returns the plan of `module` in the stages and micro-batches of the request, as predicted."""
-    nonnegative, budget, repeated = sorted(nonnegative_arguments(module)), request.budget_bytes, RepeatedPasses()
+    nonnegative, budget = sorted(nonnegative_arguments(module)), request.budget_bytes
+    context, repeated = make_context(), RepeatedPasses()
 
     def make(more: dict[str, str]) -> Attempt[Plan]:
-        step, remarks = read_traced(traced, make_context()), Remarks(traced.name)
+        step, remarks = read_traced(traced, context), Remarks(traced.name)
         options = {**request.staged_options(), **more}
         source = cut_step(step, traced.name, options, remarks, key_words(traced), repeated=repeated)
         plan = make_staged_plan(step, source, request.cluster, budget, options, nonnegative).plan

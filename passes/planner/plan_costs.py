@@ -106,7 +106,7 @@ class PlanCosts:
 
     def sharding(self, form: str, annotations: Annotations) -> Sharding:
         """Returns all that a plan says of one program."""
-        sent_s, waiting = sum(seconds for _, seconds in self.transfers), self.waiting()
+        sent_s, waiting = sum([seconds for _, seconds in self.transfers], 0.0), self.waiting()
         compute_s = sum(self.compute_s()) - (waiting.seconds if waiting else 0.0)
         memory = self.memory()
         return Sharding(form, compute_s, sent_s, self.works(), self.costs(), memory, annotations, waiting=waiting)

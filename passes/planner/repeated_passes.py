@@ -19,7 +19,7 @@ _LONG: Final = (ChooseShardings, PipelineStages)
 
 @dataclass(eq=False)
 class RepeatedPasses:
-    """Runs pipelines on copies of one module, one after the other."""
+    """Runs pipelines on copies of one module, one after the other, all of them in one MLIR context."""
 
     kept: dict[type, tuple[str, ir.Operation, Remarks]] = field(default_factory=dict)
     """By the kind of pass: what ran before, what it left, and what it said."""
@@ -31,6 +31,7 @@ class RepeatedPasses:
         for number, kind in reversed(stops):
             text, left, said = self.kept.get(kind, ("", module, remarks))
             if text and text == pipeline_text(items[:number]):
+                assert left.context is module.context, "a module takes no ops of another MLIR context"
                 swap(module, left.clone())
                 remarks.items[:], remarks.results = said.items, dict(said.results)
                 done = number

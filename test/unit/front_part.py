@@ -31,7 +31,7 @@ def step(state: dict[str, jax.Array], batch: jax.Array, key: jax.Array) -> tuple
 
 
 def host_batch(number: int) -> np.ndarray:
-    return np.random.default_rng(number).normal(size=(16, 32)).astype(np.float32)
+    return np.random.default_rng(number).normal(size=(512, 32)).astype(np.float32)
 
 
 def main(address: str, process: int, num_processes: int, folder: Path, *pins: str) -> None:

@@ -129,7 +129,7 @@ def test_why_speaks_of_arguments_results_scopes_and_lines(plan: rhino.Plan):
     source = Path(front_part.__file__).read_text().splitlines()
     line = next(number for number, text in enumerate(source, 1) if 'batch @ state["up"]' in text)
     text = plan.why(f"front_part.py:{line}")
-    assert f"dot_general f32[16,64] at front_part.py:{line}" in text
+    assert f"dot_general f32[512,64] at front_part.py:{line}" in text
     assert "(replicate)" in text
     assert "result 2" in plan.why("result:2")
     assert plan.why(plan.facts.results[2].path) == plan.why("result:2")
@@ -184,7 +184,7 @@ def test_rhino_opt_writes_such_a_plan(files: tuple[str, str], tmp_path: Path):
     assert [one.path for one in facts.facts.arguments] == ["state['down']", "state['up']", "batch", "key"]
     code, text, errors = called("explain", str(tmp_path / "plan.json"), f"--module={files[1]}", "--why=batch")
     assert (code, errors) == (0, "")
-    assert "batch, argument f32[16,32]\n  chosen: [" in text
+    assert "batch, argument f32[512,32]\n  chosen: [" in text
     assert opt.run([files[1], "--rhino-normalize", "--plan=x"], io.BytesIO(), stdout, stderr) == 2
 
 
