@@ -343,23 +343,23 @@ efficiency = {{ value = 0.9, source = "estimate" }}
 {partial}"""
 
 
-_MEETING_S: Final = {2: 130e-6, 4: 200e-6, 8: 350e-6}
-"""Until so many devices that share two cores have met, whatever they then send to each other."""
+_RENDEZVOUS_S: Final = {2: 130e-6, 4: 200e-6, 8: 350e-6}
+"""The latency of every collective of so many host devices on two cores: until the threads of all are there."""
 
-_TIMES_REDUCED: Final = {
+_RATES: Final = {
     "all_reduce": 1.0,
     "all_gather": 2.8,
     "reduce_scatter": 1.0,
     "all_to_all": 1.0,
     "collective_permute": 1.8,
 }
-"""The rate of collectives over that of an all-reduce."""
+"""The bytes per second of each collective, over those of an all-reduce."""
 
 
 def _cpu(size: int, memory_bytes_per_s: float, f32_flops_per_s: float, vector_per_s: float, reduced: float) -> str:
     """Returns the device and the level of so many host devices, which reduce `reduced` bytes per second.
 
-    All is per device. Rough, as processes beside change what a step takes more than that; `rhino-profile` is exact.
+    All is per device, and rough: `rhino-profile` measures the machine at hand.
     """
     measured = f"rough measurement: rhino-profile, jaxlib 0.10.2, {size} host devices at once on a 2-core x86 machine"
     steps = 2 * (size - 1)
@@ -367,7 +367,7 @@ def _cpu(size: int, memory_bytes_per_s: float, f32_flops_per_s: float, vector_pe
     def collective(kind: str, times: float) -> str:
         rows = [
             f'{group} = {{ latency_s = {seconds}, bytes_per_s = {times * reduced}, source = "{measured}" }}\n'
-            for group, seconds in _MEETING_S.items()
+            for group, seconds in _RENDEZVOUS_S.items()
             if group <= size
         ]
         return "".join([f"[level.collectives.{kind}]\n", *rows])
@@ -393,10 +393,10 @@ name = "shared memory"
 size = {size}
 topology = "host"
 devices_per_port = 1
-latency_s = {{ value = {_MEETING_S[size] / steps}, source = "{measured}: the all-reduce, taken as a ring" }}
+latency_s = {{ value = {_RENDEZVOUS_S[size] / steps}, source = "{measured}: the all-reduce, taken as a ring" }}
 port_bytes_per_s = {{ value = {steps / size * reduced}, source = "{measured}: the all-reduce, taken as a ring" }}
 efficiency = {{ value = 1.0, source = "the bandwidth figure is measured, not a peak" }}
-{"".join([collective(kind, times) for kind, times in _TIMES_REDUCED.items()])}"""
+{"".join([collective(kind, times) for kind, times in _RATES.items()])}"""
 
 
 _ROCE = (12.5e9, "Rhino paper, section 7.1: one 100G RoCE port per machine, 100 Gb/s = 12.5 GB/s per direction")
@@ -483,7 +483,7 @@ JOINED: Final = ("v100x8+p100x8", "v100x8+t4x8", "a100x8+h100x8")
 """Clusters of unlike devices, as tables of presets list them; any others are joined likewise."""
 
 PRESETS: Final[dict[str, str]] = {
-    name: f'version = {2 if "[level.collectives" in body else 1}\nname = "{name}"\nabout = "{about}"\n'
+    name: f'version = 2\nname = "{name}"\nabout = "{about}"\n'
     + (f'compile_for = "{compile_for}"\n' if compile_for else "")
     + body
     for name, (about, compile_for, body) in _CLUSTERS.items()

@@ -208,7 +208,7 @@ class Evaluator:
         parts: dict[tuple[int, ...], OnMesh] = {}
         with self.context:
             for mesh in request.meshes:
-                with suppress(RhinoError):  # what is said of tensors may make no sense on a mesh
+                with suppress(RhinoError):  # constraints may not hold on a mesh
                     parts[mesh] = self.on_mesh(config, mesh)
             return unlike_ranks(parts, self.setup, self.cluster, request, cutoff_s)
 

@@ -22,24 +22,24 @@ class RepeatedPasses:
     """Runs pipelines on copies of one module, one after the other, all of them in one MLIR context."""
 
     kept: dict[type, tuple[str, ir.Operation, Remarks]] = field(default_factory=dict)
-    """By the kind of pass: what ran before, what it left, and what it said."""
+    """By the kind of pass: what ran before, the module that it left, and its remarks."""
 
     def run(self, module: ir.Operation, items: Sequence[Item], remarks: Remarks) -> None:
         """Runs passes on a copy of the module, as a pass manager would."""
         stops = [(number, kind) for number, one in enumerate(items) for kind in _LONG if isinstance(one, kind)]
         done = 0
         for number, kind in reversed(stops):
-            text, left, said = self.kept.get(kind, ("", module, remarks))
+            text, left, its_remarks = self.kept.get(kind, ("", module, remarks))
             if text and text == pipeline_text(items[:number]):
                 assert left.context is module.context, "a module takes no ops of another MLIR context"
                 swap(module, left.clone())
-                remarks.items[:], remarks.results = said.items, dict(said.results)
+                remarks.items[:], remarks.results = its_remarks.items, dict(its_remarks.results)
                 done = number
                 break
         for number, kind in stops:
             if number > done:
                 build_pass_manager(items[done:number], module.context, remarks).run(module)
-                said = Remarks(remarks.file, [*remarks.items], dict(remarks.results))
-                self.kept[kind] = (pipeline_text(items[:number]), module.clone(), said)
+                its_remarks = Remarks(remarks.file, [*remarks.items], dict(remarks.results))
+                self.kept[kind] = (pipeline_text(items[:number]), module.clone(), its_remarks)
                 done = number
         build_pass_manager(items[done:], module.context, remarks).run(module)

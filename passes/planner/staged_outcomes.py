@@ -80,7 +80,7 @@ class StagedStep:
         return found
 
     def too_slow(self, bound_s: float) -> CutOff:
-        """Returns what is said of the configuration where it takes too long, whatever it needs."""
+        """Returns the outcome of the configuration where it takes too long, whatever it needs."""
         plans = tuple(self.estimates(self.timed, (bound_s, bound_s)))
         return CutOff(self.config, bound_s, bound_s, by_memory=False, estimated_s=self.timed[0][0], plans=plans)
 

@@ -35,7 +35,7 @@ _SHORTER: Final = 0.8
 """Times the longest stage: what is tried next, as long as no limit is known to be too low."""
 
 _OVER: Final = 1.0
-"""What is missing at least where nothing fits, whatever is said of it; in bytes."""
+"""What is missing at least where nothing fits, whatever the model estimates; in bytes."""
 
 Rank = tuple[float, float]
 """Orders configurations, best first: by how much is missing in the memory of a device, then by step."""

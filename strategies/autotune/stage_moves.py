@@ -10,7 +10,7 @@
 | inc-rc | recomputes what its memory asks for | none |
 | dec-rc | recomputes nothing where memory does not ask for it | none |
 
-*Combinations*, as in section 4.3: inc-rc and dec-rc go with all others, for the stages that change; ops are handed on
+*Combinations*, as in section 4.3: inc-rc and dec-rc go with all others, for the stages that change; ops are passed on
 from stage to stage; and where devices or micro-batches change, ops are moved so that stages are even again, for which a
 chain of dec-op# would be needed otherwise. With other micro-batches each stage is divided as is quickest then.
 

@@ -141,13 +141,13 @@ class _Order:
         return found
 
     def scalars(self) -> dict[int, int]:
-        """Returns the bytes of the sums that are sent together with each sum that is a scalar, and is not returned.
+        """Returns the bytes that are sent together with each scalar sum that is not sent with the gradients.
 
-        That of a gradient's norm waits for the gradients, and all wait for it: it is joined with other such scalars. In
-        a loop it is sent alone in each trip.
+        That of a gradient's norm waits for the gradients, and their update for it: it is joined with other such
+        scalars. In a loop, a scalar is sent alone in each trip.
         """
         graph = self.graph
-        shapes = [kind.shape for kind in (graph.types[number] for number in graph.value_type.tolist())]
+        shapes = [graph.types[number].shape for number in graph.value_type.tolist()]
         is_awaited = [False] * graph.num_values
         for op in range(graph.num_ops - 1, -1, -1):
             is_wanted = any(shapes[value] or is_awaited[value] for value in graph.results(op))
