@@ -9,7 +9,9 @@ medians, their ratio, that noise, the collectives that XLA compiled, and the pre
 the best plan whose batch and state lie as they do by hand.
 
 With --check the exit code is 1 where the median ratio is above 1.00, or one above 1.05, each by more than the noise;
-where a model is left out; or where the loss of the second step is not that of one device.
+where a model is left out; or where the loss of the second step is not that of one device, to 1e-3 or to twice what the
+step by hand is off: sums in another order move some models further (Keras' ResNet50 by 9 %, and by 2 % on one device
+when its weights change by 1e-7).
 """
 
 from __future__ import annotations
@@ -41,6 +43,8 @@ _NUM_DEVICES: Final = 8
 _WARM_UP: Final = 2
 _LOSSES_WITHIN: Final = 1e-3
 """Relative, of the second step's loss: sums are in another order, and each later step makes more of that."""
+_TIMES_BY_HAND: Final = 2
+"""A loss may be this many times as far from one device's as that of the step by hand."""
 Tree = Any
 
 
@@ -48,7 +52,7 @@ Tree = Any
 class Row:
     """A model: seconds of a step, ours and by hand, the noise of the latter; what is sent; what is predicted; losses.
 
-    The losses are those of the second step, ours and on one device.
+    The losses are those of the second step: ours, by hand and on one device.
     """
 
     model: str
@@ -60,7 +64,7 @@ class Row:
     by_hand_sent: CollectiveStats
     predicted_s: float
     by_hand_predicted_s: float
-    losses: tuple[float, float]
+    losses: tuple[float, float, float]
 
 
 def records(options: Options) -> Iterator[Row]:
@@ -102,7 +106,7 @@ def _row(name: str, made: Stranger, num_steps: int, cluster: str | None) -> Row:
         by_hand_sent=sent[1],
         predicted_s=plan.facts.predicted.step_s,
         by_hand_predicted_s=_as_by_hand(made, cluster),
-        losses=(losses[0], _second_loss(made)),
+        losses=(losses[0], losses[1], _second_loss(made)),
     )
 
 
@@ -150,9 +154,9 @@ def _faults(rows: Sequence[Row]) -> Iterator[str]:
     for row in rows:
         if row.ratio > WORST + row.noise:
             yield f"{row.model}: takes {row.ratio:.3f} of the step by hand"
-        ours, alone = row.losses
-        if not math.isclose(ours, alone, rel_tol=_LOSSES_WITHIN):
-            yield f"{row.model}: the loss is {ours} and on one device {alone}"
+        ours, by_hand, alone = row.losses
+        if not math.isclose(ours, alone, rel_tol=_LOSSES_WITHIN, abs_tol=_TIMES_BY_HAND * abs(by_hand - alone)):
+            yield f"{row.model}: the loss is {ours}, by hand {by_hand} and on one device {alone}"
     if missing := [name for name in STRANGERS if name not in {row.model for row in rows}]:
         yield f"left out: {', '.join(missing)}"
     if rows and _median(rows, "ratio") > MEDIAN + _median(rows, "noise"):
