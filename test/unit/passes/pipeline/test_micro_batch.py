@@ -98,7 +98,12 @@ def test_step_gives_the_same_answer(name: str, num: int):
 @pytest.mark.parametrize(
     ("name", "num"),
     [
-        *((name, num) for name in ZOO for num in (2, 4) if name != "unet"),
+        *(
+            pytest.param(name, num, marks=() if (num == 2) == (place % 2 == 0) else pytest.mark.long)
+            for place, name in enumerate(ZOO)
+            for num in (2, 4)
+            if name != "unet"
+        ),
         *(pytest.param("unet", num, marks=pytest.mark.long) for num in (1, 2, 4)),
         ("gpt", 1),
         ("t5", 8),
