@@ -62,8 +62,10 @@ class OpClass:
     A `free` op depends on constants alone: it is computed wherever it is needed. A `fusible` op can be computed inside
     its consumer's loop. `moved_bytes` is what the op reads and writes where somebody has said so; otherwise that
     follows from its operands and results. `fixed_specs` are the specs that its operands must have and its results come
-    in, where there is no choice. `precision` is that of a product's operands: "default", "high" or "highest". `placed`
-    is the memory to which the op moves what it reads, where that is all it does.
+    in, where there is no choice. `products` says of an op that is no product which dtype is multiplied in matrix
+    products all the same, and how many of its `flops` these are. `precision` is that of a product's operands:
+    "default", "high" or "highest". `placed` is the memory to which the op moves what it reads, where that is all it
+    does.
     """
 
     name: str
@@ -79,6 +81,7 @@ class OpClass:
     fixed_specs: tuple[tuple[Spec, ...], tuple[Spec, ...]] | None = None
     precision: str = "default"
     placed: MemoryKind | None = None
+    products: tuple[str, int] | None = None
     is_view: bool = field(init=False, compare=False, repr=False)
     """Whether each result lies where the operand of the same number does: the same bytes under other indices."""
 

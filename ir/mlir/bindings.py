@@ -8,6 +8,8 @@ come from jaxlib itself: `jax.extend.mlir` has the same and loads all of JAX, mo
 from __future__ import annotations
 
 from functools import cache
+from importlib import import_module
+from types import ModuleType
 from typing import Final
 
 from jaxlib import _jax
@@ -31,6 +33,7 @@ __all__ = [
     "sdy",
     "serialize_portable_artifact",
     "stablehlo",
+    "tpu_dialect",
 ]
 
 
@@ -84,6 +87,12 @@ def make_context() -> ir.Context:
         dialect.register_dialect(context)
     _mlirHlo.register_mhlo_dialect(context)
     return context
+
+
+@cache
+def tpu_dialect() -> ModuleType:
+    """Returns the dialect of kernels for TPUs, whose loading registers its passes."""
+    return import_module("jaxlib.mosaic.python.tpu")
 
 
 def run_pipeline(module: ir.Module, pipeline: str) -> None:

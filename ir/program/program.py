@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -318,6 +318,7 @@ class _Reader:
             moved_bytes=cost.get("bytes"),
             precision=_precision(op),
             placed=place,
+            products=_given_products(op, cost),
         )
 
     def graph(self, entry: func.FuncOp, arguments: tuple[Argument, ...], terminator: ir.Operation) -> Graph:
@@ -367,9 +368,19 @@ class _Reader:
 
 
 def _given_cost(op: ir.Operation) -> dict[str, int]:
-    """Returns the "flops" and "bytes" that somebody has written on an op."""
+    """Returns the "flops", "product_flops" and "bytes" that somebody has written on an op."""
     given = entries(op.attributes[COST]) if COST in op.attributes else {}
-    return {key: ir.IntegerAttr(count).value for key, count in given.items()}
+    return {key: count.value for key, count in given.items() if isinstance(count, ir.IntegerAttr)}
+
+
+def _given_products(op: ir.Operation, cost: Mapping[str, int]) -> tuple[str, int] | None:
+    """Returns the dtype and the flops of the matrix products in an op, where somebody has written these on it."""
+    if "product_flops" not in cost:
+        return None
+    dtype = entries(op.attributes[COST]).get("product_dtype")
+    if dtype is not None:
+        return ir.StringAttr(dtype).value, cost["product_flops"]
+    return str(ir.RankedTensorType(op.operands[0].type).element_type), cost["product_flops"]
 
 
 def _precision(op: ir.Operation) -> str:

@@ -5,8 +5,9 @@
     flops = "4 * i * j * k * l * m"
     bytes = "4 * i * j * l * (2 * k + 2 * m)"
 
-The rule is Shardy's text. Sizes of factors may be left out where the shapes of an op say them. `flops` and `bytes` are
-optional, of the sizes of factors.
+The rule is Shardy's text. Sizes of factors may be left out where the shapes of an op say them. `flops`,
+`product_flops` (those of them that are in matrix products of the first operand's dtype) and `bytes` are optional, of
+the sizes of factors.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ _SIZE: Final = re.compile(r"\s*([i-z](?:_\d+)?)\s*=\s*(\d+)\s*")
 _GROUP: Final = re.compile(r"\s*(reduction|need_replication|permutation|blocked_propagation)\s*=\s*\{[^{}]*\}\s*,?")
 _OPERATORS: Final = {ast.Add: add, ast.Sub: sub, ast.Mult: mul, ast.Div: truediv, ast.FloorDiv: floordiv, ast.Pow: pow}
 _MOST: Final = 2.0**63
-_KEYS: Final = ("rule", "flops", "bytes")
+_COSTS: Final = ("flops", "product_flops", "bytes")
+_KEYS: Final = ("rule", *_COSTS)
 
 Factors = tuple[tuple[tuple[str, ...], ...], ...]
 """The factors of each dim of each tensor."""
@@ -89,7 +91,10 @@ class OpRule:
         return f"#sdy.op_sharding_rule<{'->'.join(sides)} {{{listed}}}{groups}, custom>"
 
     def cost(self, sizes: Mapping[str, int]) -> dict[str, int]:
-        """Returns "flops" and "bytes", as far as they are given. Raises ValueError where one cannot be computed."""
+        """Returns "flops", "product_flops" and "bytes", as far as they are given.
+
+        Raises ValueError where one cannot be computed.
+        """
         return {key: _value(expression, key, sizes) for key, expression in self.costs}
 
 
@@ -123,7 +128,7 @@ def _op_rule(row: object) -> OpRule:
     sizes = [_SIZE.fullmatch(part) for part in (match["sizes"] or "").split(",") if part.strip()]
     if not all(sizes):
         raise ValueError(f"got sizes {{{match['sizes']}}}, expected {{i=8, j=4}}")
-    costs = tuple((key, _expression(key, row[key])) for key in ("flops", "bytes") if key in row)
+    costs = tuple((key, _expression(key, row[key])) for key in _COSTS if key in row)
     given = tuple((size[1], int(size[2])) for size in sizes if size)
     return OpRule(_factors(match["operands"]), _factors(match["results"]), given, match["groups"].strip(" ,"), costs)
 

@@ -126,6 +126,10 @@ class CostModel:
         product_per_s = self.target.product_flops_per_s
         rate = product_per_s(device, dtype, cls.precision) if is_product else self._vector_per_s(cls)
         fixed_s = device.op_s if is_kernel and device.op_s else 0.0
+        if cls.products is not None and not is_product:
+            dtype, own = cls.products[0], cls.products[1] / divided_by
+            at_once_s = max((flops - own) / rate, own / product_per_s(device, dtype, cls.precision))
+            return fixed_s + max(at_once_s, num_bytes / device.memory_bytes_per_s)
         return fixed_s + max(flops / rate, num_bytes / device.memory_bytes_per_s)
 
     def _vector_per_s(self, cls: OpClass) -> float:

@@ -363,7 +363,7 @@ class _Writer:
                 [_local(kind, spec, sizes) for kind, spec in zip(cls.results, state.result_specs, strict=True)]
             )
             flops = cls.flops // state.num_shares(sizes) if state.strategy else cls.flops
-            local = replace(cls, operands=tuple(operands), results=results, flops=flops)
+            local = replace(cls, operands=tuple(operands), results=results, flops=flops, products=None)
             self.forms[key] = self.form(replace(local, name=_SELECT, fusible=True) if self.selects(op) else local)
         return self.forms[key]
 

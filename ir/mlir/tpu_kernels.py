@@ -1,0 +1,150 @@
+"""Kernels inside of custom calls for TPUs (`tpu_custom_call`, as Pallas makes them): read, and written for other grids.
+
+A kernel is a module of the dialect `tpu`, serialized inside of the call's `backend_config`. Its function runs once for
+each point of a grid, on windows of the call's operands and results; for each of these, a function gives the place of
+the window from the point.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
+
+from rhino.ir.mlir.bindings import ir, make_context, passmanager, tpu_dialect
+
+TARGET: Final = "tpu_custom_call"
+_CONFIG: Final = "backend_config"
+_CALL: Final = "custom_call_config"
+_BOUNDS: Final = "iteration_bounds"
+_SEMANTICS: Final = "dimension_semantics"
+_PARALLEL: Final = "parallel"
+_VERSION: Final = "stable_mosaic.version"
+_COST: Final = "cost_estimate"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kernel:
+    """A kernel, in a context of its own.
+
+    `config` is the call's, `bounds` the sizes of the grid's dims, the last of which changes fastest, `parallel` says
+    which of these the kernel's author says are independent. The function `body` takes the point, then the `num_scalars`
+    operands that are there whole and beforehand, the other operands, the results, and scratch memory. `windows` are
+    those of the other operands and of the results: the function of its place, and its shape.
+    """
+
+    module: ir.Module
+    config: Mapping[str, Any]
+    body: ir.Operation
+    bounds: tuple[int, ...]
+    parallel: tuple[bool, ...]
+    num_scalars: int
+    windows: tuple[tuple[ir.Operation, tuple[int, ...]] | None, ...]
+
+    @property
+    def block(self) -> ir.Block:
+        """What the function does."""
+        return self.body.regions[0].blocks[0]
+
+
+def is_kernel(op: ir.Operation) -> bool:
+    """Says whether an op calls a kernel for TPUs."""
+    return (
+        op.name == "stablehlo.custom_call"
+        and ir.StringAttr(op.attributes["call_target_name"]).value == TARGET
+        and _CONFIG in op.attributes
+    )
+
+
+def read_kernel(op: ir.Operation) -> Kernel | None:
+    """Returns the kernel of a custom call, None where it has none of this form: a grid, and windows on it."""
+    text = op.attributes[_CONFIG]
+    return _parsed(ir.StringAttr(text).value) if is_kernel(op) and isinstance(text, ir.StringAttr) else None
+
+
+@cache
+def _parsed(text: str) -> Kernel | None:
+    try:
+        return _decoded(json.loads(text))
+    except (ValueError, KeyError, TypeError, ir.MLIRError):
+        return None  # another form, or another version
+
+
+def _decoded(config: Mapping[str, Any]) -> Kernel | None:
+    context = make_context()
+    context.allow_unregistered_dialects = True
+    tpu_dialect().register_dialect(context)
+    with context, ir.Location.unknown():
+        module = ir.Module.parse(base64.b64decode(config[_CALL]["body"]))
+        _serde(module, "serialize=false")
+        return _kernel(module, config)
+
+
+def _kernel(module: ir.Module, config: Mapping[str, Any]) -> Kernel | None:
+    functions = {ir.StringAttr(one.attributes["sym_name"]).value: one.operation for one in module.body.operations}
+    body = next((one for one in functions.values() if _BOUNDS in one.attributes), None)
+    if body is None or "window_params" not in body.attributes:
+        return None
+    bounds = tuple(ir.DenseI64ArrayAttr(body.attributes[_BOUNDS]))
+    given = list(ir.ArrayAttr(body.attributes[_SEMANTICS])) if _SEMANTICS in body.attributes else []
+    parallel = tuple(number < len(given) and _PARALLEL in str(given[number]) for number in range(len(bounds)))
+    windows = []
+    for one in ir.ArrayAttr(body.attributes["window_params"]):
+        window = ir.DictAttr(one)
+        if {named.name for named in window} - {"pipeline_mode"} != {"transform_indices", "window_bounds"}:
+            windows.append(None)  # elements in place of blocks, padding, memory that the kernel reads itself
+            continue
+        place = functions[ir.FlatSymbolRefAttr(window["transform_indices"]).value]
+        windows.append((place, tuple(ir.DenseI64ArrayAttr(window["window_bounds"]))))
+    scalars = ir.IntegerAttr(body.attributes["scalar_prefetch"]).value
+    return Kernel(module, config, body, bounds, parallel, scalars, tuple(windows))
+
+
+def written(kernel: Kernel, bounds: Sequence[int], scalars: Sequence[tuple[int, ...]]) -> str:
+    """Returns the `backend_config` of the kernel on another grid, with scalar operands of these shapes.
+
+    Costs that its author has given are scaled with the grid.
+    """
+    again = _decoded(kernel.config)
+    assert again is not None
+    with again.module.context, ir.Location.unknown():
+        again.body.attributes[_BOUNDS] = ir.DenseI64ArrayAttr.get(list(bounds))
+        for function in (again.body, *(window[0] for window in again.windows if window is not None)):
+            _retype(function, len(bounds), scalars)
+        version = ir.IntegerAttr(again.module.operation.attributes[_VERSION]).value
+        _serde(again.module, f"serialize=true target-version={version}")
+        code = io.BytesIO()
+        again.module.operation.write_bytecode(code, desired_version=0)
+    config = json.loads(json.dumps(kernel.config))
+    call = config[_CALL]
+    call["body"] = base64.b64encode(code.getvalue()).decode()
+    share = _product(bounds), _product(kernel.bounds)
+    if _COST in call:
+        call[_COST] = {key: value * share[0] // share[1] for key, value in call[_COST].items()}
+    return json.dumps(config, separators=(", ", ": "))
+
+
+def _product(sizes: Sequence[int]) -> int:
+    product = 1
+    for size in sizes:
+        product *= size
+    return product
+
+
+def _retype(function: ir.Operation, first: int, shapes: Sequence[tuple[int, ...]]) -> None:
+    """Gives the arguments of `function` that follow the first these shapes."""
+    block = function.regions[0].blocks[0]
+    for argument, shape in zip(list(block.arguments)[first:], shapes, strict=False):
+        old = ir.MemRefType(argument.type)
+        argument.set_type(ir.MemRefType.get(list(shape), old.element_type, memory_space=old.memory_space))
+    kind = ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value)
+    types = [argument.type for argument in block.arguments]
+    function.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(types, kind.results))
+
+
+def _serde(module: ir.Module, options: str) -> None:
+    passmanager.PassManager.parse(f"builtin.module(mosaic-serde{{{options}}})").run(module.operation)

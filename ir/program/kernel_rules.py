@@ -1,0 +1,547 @@
+"""The sharding rule and the work of a kernel for TPUs, read from the kernel itself.
+
+A kernel runs once for each point of a grid, on windows of its operands and results. Where a dim of the grid chooses the
+windows and does nothing else, the kernel on a part of that dim gives that part of the results: so in attention the
+dims of the batch and of the heads, and not that of the queries, if the mask asks where these are. Nothing is known by
+name here; whose kernel it is does not matter.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
+from operator import add, floordiv, mod, mul, sub
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rhino.ir.graph.rules import factor_name
+from rhino.ir.mlir.bindings import ir
+from rhino.ir.mlir.reader import walk
+from rhino.ir.mlir.tpu_kernels import Kernel, read_kernel, written
+
+_ASKS: Final = re.compile(r"tpu\.(prng_|device_id|core_id|sem_|semaphore|enqueue_|wait_|barrier|delay|log)")
+"""Ops whose answer, or whose order, is not that of windows and points alone."""
+_MOST_POINTS: Final = 1 << 22
+_BINARY: Final = {
+    "arith.addi": add,
+    "arith.subi": sub,
+    "arith.muli": mul,
+    "arith.divui": floordiv,
+    "arith.floordivsi": floordiv,
+    "arith.remui": mod,
+    "arith.andi": np.bitwise_and,
+    "arith.ori": np.bitwise_or,
+    "arith.xori": np.bitwise_xor,
+    "arith.maxsi": np.maximum,
+    "arith.minsi": np.minimum,
+}
+_CASTS: Final = ("arith.index_cast", "arith.extsi", "arith.extui", "arith.trunci")
+_COMPARED: Final = (np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal)
+_LOAD: Final = "memref.load"
+_STORES: Final = ("tpu.vector_store", "vector.store")
+_MATMUL: Final = "tpu.matmul"
+Ints = NDArray[np.int64]
+Part = tuple[int, int]
+"""A dim of the grid, and what its coordinate is divided by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dim:
+    """A dim of an operand or result: windows of `window` elements, placed by parts of the grid, the first slowest.
+
+    Where something else places them, the dim is taken as a whole: there are no parts, and `whole` is its size.
+    """
+
+    parts: tuple[Part, ...]
+    window: int
+    whole: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRule:
+    """What a kernel says of itself: `text` is Shardy's rule, the rest its work, all for the whole grid.
+
+    `flops` counts all operations, `product_flops` those in matrix products, of `product_dtype`; `bytes` go between the
+    memories.
+    """
+
+    text: str
+    flops: int
+    product_flops: int
+    product_dtype: str
+    bytes: int
+
+    @property
+    def costs(self) -> dict[str, int]:
+        """The figures by their names in `rhino.cost`."""
+        costs = {"flops": self.flops, "bytes": self.bytes}
+        return costs | {"product_flops": self.product_flops} if self.product_flops else costs
+
+
+def kernel_rule(op: ir.Operation) -> KernelRule | None:
+    """Returns the rule of a call of a kernel, None where it has none or cannot be read."""
+    kernel = read_kernel(op)
+    found = _Found.of(kernel, op) if kernel is not None else None
+    return None if found is None else KernelRule(found.rule(), *found.work())
+
+
+def fit_kernel(op: ir.Operation) -> None:
+    """Gives a call of a kernel, made for larger operands and results, the grid of those that it has.
+
+    Raises ValueError where their sizes fit no part of the grid.
+    """
+    kernel = read_kernel(op)
+    found = _Found.of(kernel, op, whole=False) if kernel is not None else None
+    if kernel is None or found is None:
+        return
+    bounds = list(kernel.bounds)
+    for dims, shape in zip(found.dims, _shapes(op), strict=True):
+        for dim, size in zip(dims, shape, strict=True):
+            if dim.parts:
+                grid, least = dim.parts[0]
+                rest = dim.window * prod(found.size(part) for part in dim.parts[1:])
+                count = -(-size // rest) * least  # the last window may reach over the end
+                if bounds[grid] not in (count, kernel.bounds[grid]):
+                    raise ValueError(f"a kernel whose grid is {kernel.bounds} has no part for a dim of size {size}")
+                bounds[grid] = count
+    if tuple(bounds) != kernel.bounds:
+        scalars = _shapes(op)[: kernel.num_scalars]
+        op.attributes["backend_config"] = ir.StringAttr.get(written(kernel, bounds, scalars))
+
+
+def _shapes(op: ir.Operation) -> list[tuple[int, ...]]:
+    return [tuple(ir.RankedTensorType(value.type).shape) for value in (*op.operands, *op.results)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """An integer at each point of the grid: `at` has a dim for each of it, of size 1 where it does not matter.
+
+    `at` is None where the integer is not known; it follows from the dims `of` of the grid.
+    """
+
+    at: Ints | None
+    of: frozenset[int]
+
+
+class _Points:
+    """Integers that a kernel computes from the point of the grid."""
+
+    def __init__(self, bounds: Sequence[int], function: ir.Operation, num_scalars: int) -> None:
+        self.bounds = bounds
+        self.found: dict[ir.Value[Any], _Known] = {}
+        self.scalars = dict[ir.Value[Any], int]()
+        self.reads: list[tuple[int, tuple[int | None, ...], frozenset[int]]] = []
+        """For each element that is read of a scalar operand: the operand, the dims of the grid that are its indices as
+        they are, and those that are in it otherwise."""
+        arguments = list(function.regions[0].blocks[0].arguments)
+        self.grid = {argument: number for number, argument in enumerate(arguments[: len(bounds)])}
+        for number, argument in enumerate(arguments[len(bounds) : len(bounds) + num_scalars]):
+            self.scalars[argument] = number
+        for argument, number in self.grid.items():
+            shape = [1] * len(bounds)
+            shape[number] = bounds[number]
+            self.found[argument] = _Known(np.arange(bounds[number]).reshape(shape), frozenset({number}))
+
+    def at(self, value: ir.Value[Any]) -> _Known:
+        """Returns what is known of a value."""
+        if value not in self.found:
+            owner = value.owner
+            is_argument = isinstance(owner, ir.Block)
+            self.found[value] = _Known(None, self._all()) if is_argument else self._made(owner.operation)
+        return self.found[value]
+
+    def _all(self) -> frozenset[int]:
+        return frozenset(range(len(self.bounds)))
+
+    def _made(self, op: ir.Operation) -> _Known:
+        if op.name == _LOAD and op.operands[0] in self.scalars:
+            return self._read(op)
+        if op.regions:
+            return _Known(None, self._all())
+        operands = [self.at(value) for value in op.operands]
+        of = frozenset[int]().union(*(one.of for one in operands))
+        arrays = [one.at for one in operands if one.at is not None]
+        if len(arrays) < len(operands) or prod(self.bounds[number] for number in of) > _MOST_POINTS:
+            return _Known(None, of)
+        made = _computed(op, arrays)
+        if made is None:
+            return _Known(None, of)
+        varying = frozenset(n for n in of if made.shape[n] > 1 and not (made == made.take([0], axis=n)).all())
+        for number in of - varying:
+            made = made.take([0], axis=number)
+        return _Known(made, varying)
+
+    def _read(self, op: ir.Operation) -> _Known:
+        indices = [self.at(value) for value in list(op.operands)[1:]]
+        plain = tuple(self._plain(one) for one in indices)
+        others = frozenset[int]().union(*(one.of for one, grid in zip(indices, plain, strict=True) if grid is None))
+        self.reads.append((self.scalars[op.operands[0]], plain, others))
+        return _Known(None, others)
+
+    def _plain(self, index: _Known) -> int | None:
+        """Returns the dim of the grid whose coordinate the index is."""
+        if index.at is None or len(index.of) != 1:
+            return None
+        (number,) = index.of
+        return number if (index.at.ravel() == np.arange(self.bounds[number])).all() else None
+
+
+def _computed(op: ir.Operation, arrays: Sequence[Ints]) -> Ints | None:
+    """Returns what an op on integers gives, None where it is none that is known here."""
+    if op.name == "arith.constant":
+        value = op.attributes["value"]
+        return (
+            np.array(abs(value.value) if isinstance(value, ir.BoolAttr) else value.value)
+            if _is_integer(value)
+            else None
+        )
+    if op.name in _BINARY:
+        return np.asarray(_BINARY[op.name](*arrays))
+    if op.name in _CASTS:
+        return np.asarray(abs(arrays[0]) if op.name == "arith.extui" else arrays[0])
+    if op.name in ("arith.divsi", "arith.remsi"):  # towards zero
+        quotient = np.sign(arrays[0]) * np.sign(arrays[1]) * (abs(arrays[0]) // abs(arrays[1]))
+        return np.asarray(quotient if op.name == "arith.divsi" else arrays[0] - quotient * arrays[1])
+    if op.name == "arith.cmpi":
+        kind = ir.IntegerAttr(op.attributes["predicate"]).value
+        return np.asarray(_COMPARED[kind](*arrays), dtype=np.int64) if kind < len(_COMPARED) else None
+    if op.name == "arith.select":
+        return np.where(arrays[0] != 0, arrays[1], arrays[2])
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A kernel, and how the grid places the windows of each operand and result."""
+
+    kernel: Kernel
+    op: ir.Operation
+    dims: tuple[tuple[Dim, ...], ...]
+    cuts: tuple[tuple[int, ...], ...]
+    """For each dim of the grid, what its coordinate is divided by somewhere, the largest first."""
+    bound: frozenset[int]
+    """Dims of the grid that do more than place windows."""
+    follows: tuple[frozenset[int], ...]
+    """The dims of the grid that the windows of each operand and result follow."""
+
+    @staticmethod
+    def of(kernel: Kernel, op: ir.Operation, *, whole: bool = True) -> _Found | None:
+        """Returns what is found, None where the kernel asks for what its windows and its point do not say.
+
+        Without `whole` the operands and results are parts of those that the kernel is made for.
+        """
+        shapes = _shapes(op)
+        if len(shapes) != kernel.num_scalars + len(kernel.windows) or min(kernel.bounds, default=1) < 1:
+            return None
+        if any(_ASKS.match(one.name) for one in walk(kernel.body)):
+            return None
+        body = _Points(kernel.bounds, kernel.body, kernel.num_scalars)
+        bound = _asked(body, kernel.block)
+        reads = list(body.reads)
+        windows, follows = list[tuple[Dim, ...]](), list[frozenset[int]]()
+        for window, shape in zip(kernel.windows, shapes[kernel.num_scalars :], strict=True):
+            if window is None or len(window[1]) != len(shape):
+                windows.append(tuple(Dim((), size, size) for size in shape))
+                follows.append(frozenset())
+                continue
+            points = _Points(kernel.bounds, window[0], kernel.num_scalars)
+            places = [points.at(value) for value in list(window[0].regions[0].blocks[0].operations)[-1].operands]
+            reads += points.reads
+            made = list[Dim]()
+            for place, size, extent in zip(places, window[1], shape, strict=True):
+                parts = _parts(place, kernel.bounds)
+                count = prod(kernel.bounds[grid] // least for grid, least in parts or ())
+                known = parts is not None and (not whole or count * size == extent)
+                if not known:
+                    bound |= place.of
+                made.append(Dim(parts or (), size) if known else Dim((), size, extent))
+            windows.append(tuple(made))
+            follows.append(frozenset().union(*(place.of for place in places)))
+        scalars = _scalars(kernel, reads)
+        for number, plain, others in reads:
+            bound |= others
+            bound |= {
+                grid
+                for place, grid in enumerate(plain)
+                if grid is not None and scalars[number][place].parts != ((grid, 1),)
+            }
+        dims = (*scalars, *windows)
+        parts = {part for tensor in dims for dim in tensor for part in dim.parts}
+        cuts = [
+            tuple(sorted({1, *(least for number, least in parts if number == grid)}, reverse=True))
+            for grid in range(len(kernel.bounds))
+        ]
+        if any(larger % smaller for chain in cuts for larger, smaller in pairwise(chain)):
+            return None
+        return _Found(
+            kernel,
+            op,
+            dims,
+            tuple(cuts),
+            frozenset(bound),
+            (*(frozenset[int]() for _ in scalars), *follows),
+        )
+
+    def size(self, part: Part) -> int:
+        """Returns how many places a part of the grid has."""
+        return self.kernel.bounds[part[0]] // part[1]
+
+    def _factors(self, dim: Dim) -> list[Part]:
+        """The factors of a dim's parts: each dim of the grid is cut wherever some dim of a tensor cuts it."""
+        return [(grid, cut) for grid, least in dim.parts for cut in self.cuts[grid] if cut >= least]
+
+    def _factor_size(self, factor: Part) -> int:
+        grid, cut = factor
+        chain = self.cuts[grid]
+        place = chain.index(cut)
+        return (self.kernel.bounds[grid] if place == 0 else chain[place - 1]) // cut
+
+    def free(self) -> frozenset[int]:
+        """Returns the dims of the grid a part of which gives a part of the results."""
+        num_results = len(self.op.results)
+        results = [
+            dims
+            for dims, value in zip(self.dims[-num_results:], self.op.results, strict=True)
+            if next(iter(value.uses), None) is not None
+        ]
+        found = set[int]()
+        for grid in range(len(self.kernel.bounds)):
+            top = (grid, self.cuts[grid][0])
+            if grid in self.bound or not all(any(top in self._factors(dim) for dim in dims) for dims in results):
+                continue
+            if all(self._is_first(top, dim) for dims in self.dims for dim in dims) and (
+                self.kernel.parallel[grid] or self._starts_anew(grid)
+            ):
+                found.add(grid)
+        return frozenset(found)
+
+    def _is_first(self, factor: Part, dim: Dim) -> bool:
+        factors = self._factors(dim)
+        return factor not in factors or all(self._factor_size(one) == 1 for one in factors[: factors.index(factor)])
+
+    def _starts_anew(self, grid: int) -> bool:
+        """Says whether nothing that is left of other coordinates of `grid` is read.
+
+        That is so if all memory that stays from point to point is written whole before it is read, wherever the dims
+        of the grid that change faster begin.
+        """
+        first = len(self.kernel.bounds) + self.kernel.num_scalars
+        num_results = len(self.op.results)
+        first_result = first + len(self.kernel.windows) - num_results
+        arguments = list(self.kernel.block.arguments)
+        stays = {
+            argument
+            for number, argument in enumerate(arguments[first_result:])
+            if number >= num_results or grid not in self.follows[len(self.dims) - num_results + number]
+        }
+        start = tuple(slice(None) if number <= grid else slice(0, 1) for number in range(len(self.kernel.bounds)))
+        points = _Points(self.kernel.bounds, self.kernel.body, self.kernel.num_scalars)
+        fresh = set[ir.Value[Any]]()
+        return all(self._is_fresh(op, stays, fresh, points, start) for op in self.kernel.block.operations)
+
+    def _is_fresh(
+        self,
+        op: ir.Operation,
+        stays: set[ir.Value[Any]],
+        fresh: set[ir.Value[Any]],
+        points: _Points,
+        start: tuple[slice, ...],
+    ) -> bool:
+        """Says whether an op reads nothing of `stays` that is not `fresh`, and adds what it writes."""
+        op = op.operation
+        if op.name == "scf.if":
+            asked = points.at(op.operands[0]).at
+            branches = [list(region.blocks[0].operations) if len(region.blocks) else [] for region in op.regions]
+            at_start = None if asked is None else np.broadcast_to(asked, points.bounds)[start] != 0
+            if at_start is None or at_start.any():
+                inside = fresh if at_start is not None and at_start.all() else set(fresh)
+                if not all(self._is_fresh(one, stays, inside, points, start) for one in branches[0]):
+                    return False
+            if at_start is None or not at_start.all():
+                inside = fresh if at_start is not None and not at_start.any() else set(fresh)
+                return all(self._is_fresh(one, stays, inside, points, start) for one in branches[1])
+            return True
+        if op.name in _STORES and _writes_whole(op):
+            fresh.add(op.operands[1])
+        stale = stays - fresh
+        return _is_unread(op) or not any(value in stale for one in walk(op) for value in one.operands)
+
+    def rule(self) -> str:
+        """Returns Shardy's rule, marked as its op's owner's."""
+        names = dict[tuple[Any, ...], str]()
+        sizes = dict[str, int]()
+
+        def name(key: tuple[Any, ...], size: int) -> str:
+            if key not in names:
+                names[key] = factor_name(len(names))
+                sizes[names[key]] = size
+            return names[key]
+
+        texts = list[str]()
+        for tensor, dims in enumerate(self.dims):
+            given = list[str]()
+            for number, dim in enumerate(dims):
+                factors = [name(part, self._factor_size(part)) for part in self._factors(dim)]
+                rest = dim.window if dim.whole is None else dim.whole
+                if rest > 1 or not factors:
+                    factors.append(name((tensor, number, None), rest))
+                given.append("".join(factors))
+            texts.append(f"[{', '.join(given)}]")
+        split = len(self.op.operands)
+        listed = ", ".join(f"{factor}={size}" for factor, size in sizes.items())
+        free = {(grid, self.cuts[grid][0]) for grid in self.free()}
+        fixed = ", ".join(factor for key, factor in names.items() if key not in free)
+        groups = f" need_replication={{{fixed}}}" if fixed else ""
+        sides = f"({', '.join(texts[:split])})->({', '.join(texts[split:])})"
+        return f"#sdy.op_sharding_rule<{sides} {{{listed}}}{groups}, custom>"
+
+    def work(self) -> tuple[int, int, str, int]:
+        """Returns the operations, those in matrix products and their dtype, and the bytes of windows that are moved.
+
+        A window is moved when its place changes from one point of the grid to the next.
+        """
+        points = _Points(self.kernel.bounds, self.kernel.body, self.kernel.num_scalars)
+        flops, product_flops = _counted(self.kernel.block, points)
+        steps = prod(self.kernel.bounds)
+        moved = 0
+        values = [*self.op.operands, *self.op.results]
+        for value, dims, follows in zip(values, self.dims, self.follows, strict=True):
+            kind = ir.RankedTensorType(value.type)
+            last = max(follows, default=-1)
+            windows = prod(self.kernel.bounds[: last + 1])
+            elements = prod(dim.window for dim in dims)
+            bits = kind.element_type.width if hasattr(kind.element_type, "width") else 8
+            moved += windows * elements * bits // 8
+        products = [op for op in walk(self.kernel.body) if op.name == _MATMUL]
+        dtype = str(ir.VectorType(products[0].operands[0].type).element_type) if products else ""
+        return round((flops + product_flops) * steps), round(product_flops * steps), dtype, moved
+
+
+def _writes_whole(op: ir.Operation) -> bool:
+    """Says whether a store, of a value into memory, leaves nothing of the memory as it was."""
+    value, memory, *indices = op.operands
+    return (
+        list(ir.VectorType(value.type).shape) == list(ir.MemRefType(memory.type).shape)
+        and len(indices) == len(ir.MemRefType(memory.type).shape)  # there is no mask
+        and not ("add" in op.attributes and ir.BoolAttr(op.attributes["add"]).value)
+    )
+
+
+def _is_unread(op: ir.Operation) -> bool:
+    """Says whether nothing follows from an op: Pallas loads what it then overwrites."""
+    return len(op.results) > 0 and all(_is_unread(use.owner.operation) for value in op.results for use in value.uses)
+
+
+def _is_integer(value: ir.Attribute) -> bool:
+    return isinstance(value, ir.IntegerAttr | ir.BoolAttr)
+
+
+def _parts(place: _Known, bounds: Sequence[int]) -> tuple[Part, ...] | None:
+    """Returns the parts of the grid that windows follow one after the other, None where they do otherwise.
+
+    A place is the sum of strides times coordinates, each coordinate divided by something, as the places of an array of
+    several dims that are stored as one.
+    """
+    if place.at is None or place.at.flat[0] != 0:
+        return None
+    strides, total = list[tuple[int, int, int]](), np.zeros((1,) * len(bounds), np.int64)
+    for grid in sorted(place.of):
+        others = tuple(slice(None) if number == grid else slice(0, 1) for number in range(len(bounds)))
+        line = place.at[others]
+        total = total + line
+        least = int(np.argmax(line.ravel() != 0))
+        stride = int(line.ravel()[least])
+        if not least or bounds[grid] % least or (line.ravel() != np.arange(bounds[grid]) // least * stride).any():
+            return None
+        strides.append((stride, grid, least))
+    if (total != place.at).any():
+        return None
+    expected = 1
+    for stride, grid, least in sorted(strides):
+        if stride != expected:
+            return None
+        expected *= bounds[grid] // least
+    return tuple((grid, least) for _, grid, least in sorted(strides, reverse=True))
+
+
+def _asked(points: _Points, block: ir.Block) -> set[int]:
+    """Returns the dims of the grid whose coordinate is used, but to take an element of a scalar operand there."""
+    found = set[int]()
+    for op in (one for top in block.operations for one in walk(top.operation)):
+        read = op.name == _LOAD and op.operands[0] in points.scalars
+        if read:
+            points.at(op.results[0])
+        for place, value in enumerate(op.operands):
+            if value in points.scalars and not (read and place == 0):
+                rank = len(ir.MemRefType(value.type).shape)
+                points.reads.append((points.scalars[value], (None,) * rank, frozenset()))
+            elif (value in points.grid and op.name != "arith.index_cast") or (_is_cast(value, points) and not read):
+                found |= points.at(value).of
+    return found
+
+
+def _is_cast(value: ir.Value[Any], points: _Points) -> bool:
+    owner = value.owner
+    return (
+        not isinstance(owner, ir.Block)
+        and owner.operation.name == "arith.index_cast"
+        and owner.operation.operands[0] in points.grid
+    )
+
+
+def _scalars(
+    kernel: Kernel, reads: Iterable[tuple[int, tuple[int | None, ...], frozenset[int]]]
+) -> list[tuple[Dim, ...]]:
+    """Returns the dims of the operands that are there whole, which of them the grid goes along."""
+    places = dict[int, list[tuple[int | None, ...]]]()
+    for number, plain, _ in reads:
+        places.setdefault(number, []).append(plain)
+    found = list[tuple[Dim, ...]]()
+    first = len(kernel.bounds)
+    for number, argument in enumerate(list(kernel.block.arguments)[first : first + kernel.num_scalars]):
+        dims = list[Dim]()
+        for place, extent in enumerate(ir.MemRefType(argument.type).shape):
+            grids = {plain[place] for plain in places.get(number, [])}
+            grid = grids.pop() if len(grids) == 1 else None
+            is_its = grid is not None and kernel.bounds[grid] == extent
+            dims.append(Dim(((grid, 1),), 1) if grid is not None and is_its else Dim((), extent, extent))
+        found.append(tuple(dims))
+    return found
+
+
+def _counted(block: ir.Block, points: _Points) -> tuple[float, float]:
+    """Returns the operations of a block at a point of the grid, on average: on elements, and in matrix products."""
+    flops = product_flops = 0.0
+    for view in block.operations:
+        op = view.operation
+        times = _times(op, points)
+        for region, share in zip(op.regions, times, strict=False):
+            for inside in region.blocks:
+                own = _counted(inside, points)
+                flops, product_flops = flops + share * own[0], product_flops + share * own[1]
+        if op.name == _MATMUL:
+            lhs, rhs, result = (prod(ir.VectorType(one.type).shape) for one in (*list(op.operands)[:2], op.results[0]))
+            product_flops += 2 * result * (lhs * rhs / result) ** 0.5
+        elif op.name.startswith(("arith.", "math.", "vector.multi_reduction")) and op.name != "arith.constant":
+            kinds = [one.type for one in (*op.operands, *op.results) if isinstance(one.type, ir.VectorType)]
+            flops += max((prod(ir.VectorType(kind).shape) for kind in kinds), default=0)
+    return flops, product_flops
+
+
+def _times(op: ir.Operation, points: _Points) -> tuple[float, ...]:
+    """Returns how often each region of an op runs, once where nobody knows."""
+    if op.name == "scf.if":
+        asked = points.at(op.operands[0]).at
+        share = 1.0 if asked is None else float((asked != 0).mean())
+        return (share, 1.0 if asked is None else 1 - share)
+    if op.name == "scf.for":
+        ends = [points.at(value).at for value in list(op.operands)[:3]]
+        known = [float(end.mean()) for end in ends if end is not None]
+        return (max(0.0, (known[1] - known[0]) / known[2]),) if len(known) == 3 else (1.0,)
+    return (1.0,) * len(op.regions)
