@@ -16,6 +16,8 @@ from jax.experimental import multihost_utils
 from jax.sharding import AbstractMesh
 
 from rhino.call import CallShape, Key, Pieces
+from rhino.ir.cluster.cluster import load_cluster, parse_cluster
+from rhino.ir.cluster.hardware import Platform
 from rhino.ir.cluster.mesh import Mesh, mesh_of_shape
 from rhino.ir.cluster.presets import PRESETS
 from rhino.ir.diagnostics import RhinoError
@@ -69,9 +71,16 @@ class Entry:
         """The program on its devices.
 
         Raises:
-            RhinoError: RHI-RUN-004 where there are too few, or a rank is spread over two processes; RHI-JAX-008 where
-                another process has another plan.
+            RhinoError: RHI-RUN-004 where there are too few, a rank is spread over two processes, or they are of another
+                platform than the function's kernels; RHI-JAX-008 where another process has another plan.
         """
+        there = self.plan.devices[0] if self.plan.devices else jax.devices()[0]
+        if self.traced.platform not in ("", there.platform):
+            raise RhinoError(
+                "RHI-RUN-004",
+                f"{self.plan.function} has kernels for a {self.traced.platform}, and its devices are {there.platform}s",
+                fix=f"run it on {self.traced.platform}s; its plan is made, explained and saved without them",
+            )
         facts = self.plan.facts
         placed = [device.id for rank in self.plan.ranks for device in rank.devices] if self.plan.team else []
         if facts.execution is None or placed:
@@ -96,12 +105,20 @@ def make_entry(
     kept = options.plan
     request = options.plan_options if kept is not None else _settled(options.plan_options, options.devices)
     named = request.mesh if kept is None else kept.facts.mesh if kept.facts.sharding else None
-    traced = trace(fn, shape, pieces, key, options.mesh or _abstract(named, options.devices))
+    mesh = options.mesh or _abstract(named, options.devices)
+    traced = trace(fn, shape, pieces, key, mesh, _platform(request, kept))
     staying = _staying(traced, request, before, pieces) if before is not None and kept is None else None
     found = _planned_first([request] if staying is None else [staying, request], traced, kept)
     devices = _first(options.devices, found.plan.num_devices, shape.name)
     plan = Plan(found.plan, Trees(key.tree, traced.out_tree, traced.loss_scale), devices, traced)
     return Entry(replace(traced, code=b""), plan, found.code, shape.donated_pieces(pieces))
+
+
+def _platform(request: PlanOptions, kept: Plan | None) -> Platform | None:
+    """Returns what the cluster's devices are, None where no cluster is known."""
+    if kept is not None:
+        return parse_cluster("\n".join(kept.facts.cluster)).device.platform if kept.facts.cluster else None
+    return load_cluster(request.cluster).device.platform if request.cluster else None
 
 
 def _staying(traced: Traced, request: PlanOptions, before: Entry, pieces: Pieces) -> PlanOptions | None:

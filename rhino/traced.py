@@ -13,11 +13,13 @@ from jax.sharding import AbstractMesh
 
 from rhino.call import CallShape, Key, Pieces, Tree, shapes_of
 from rhino.carried import carried
+from rhino.ir.cluster.hardware import Platform
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.mlir.shardings import module_mesh
 from rhino.ir.program.loss_scale import NAME
 from rhino.ir.request.scope_sharding import renumbered
 
+_JAX_NAMES: Final = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu"}
 _OTHER_MESH: Final = "The context mesh"
 """How JAX's refusal of another mesh than that of the context begins (jax 0.10.2)."""
 
@@ -28,7 +30,8 @@ class Traced:
 
     `code` is its module, with an argument for each leaf, used or not. `out_avals` are JAX's own of the results; `alias`
     says which argument comes back as which result (leaves by number), `kept` which of these the caller keeps, for they
-    are not donated. `loss_scale` is the number of the argument that is one, None where there is none.
+    are not donated. `loss_scale` is the number of the argument that is one, None where there is none. `platform` is
+    what the module is for where that is not the platform of JAX's own devices.
     """
 
     name: str
@@ -40,6 +43,7 @@ class Traced:
     alias: dict[int, int]
     kept: frozenset[int]
     loss_scale: int | None = None
+    platform: str = ""
 
     @property
     def loss_scale_leaf(self) -> int | None:
@@ -49,10 +53,18 @@ class Traced:
         return sum(int(one.num_leaves) for one in self.key.tree.children()[: self.loss_scale])
 
 
-def trace(fn: Callable[..., Any], shape: CallShape, pieces: Pieces, key: Key, mesh: AbstractMesh | None) -> Traced:
+def trace(
+    fn: Callable[..., Any],
+    shape: CallShape,
+    pieces: Pieces,
+    key: Key,
+    mesh: AbstractMesh | None,
+    platform: Platform | None = None,
+) -> Traced:
     """Returns `fn` traced for the arrays in `pieces`, whose values are not looked at.
 
-    A bare PartitionSpec in it speaks of `mesh`.
+    A bare PartitionSpec in it speaks of `mesh`. What JAX's own devices cannot run, as a kernel for others, is written
+    for `platform`.
     """
     leaves, tree = jax.tree.flatten(pieces.values)
     blank = Pieces(jax.tree.unflatten(tree, shapes_of(leaves)), pieces.names, pieces.static)
@@ -62,7 +74,7 @@ def trace(fn: Callable[..., Any], shape: CallShape, pieces: Pieces, key: Key, me
     jitted = jax.jit(
         fn, static_argnums=sorted(n for n in numbers if n < len(args)), static_argnames=sorted(names), keep_unused=True
     )
-    traced, module = _lowered(jitted, args, kwargs, shape.name, mesh)
+    traced, module, given = _lowered(jitted, args, kwargs, shape.name, mesh, platform)
     avals = tuple(traced.jaxpr.in_avals)
     specs = jax.tree.unflatten(tree, [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in avals])
     donated = shape.donated_pieces(pieces)
@@ -71,12 +83,12 @@ def trace(fn: Callable[..., Any], shape: CallShape, pieces: Pieces, key: Key, me
     pairs = (
         carried(specs, traced.out_info, donated) if scale is None else _carried(specs, traced.out_info, donated, scale)
     )
-    given = [number for number, value in enumerate(specs) for _ in jax.tree.leaves(value)]
-    kept = frozenset(leaf for leaf in pairs if given[leaf] not in donated)
+    owner = [number for number, value in enumerate(specs) for _ in jax.tree.leaves(value)]
+    kept = frozenset(leaf for leaf in pairs if owner[leaf] not in donated)
     # Numbers of scopes go on from trace to trace; a program is to be the same each time.
     text = renumbered(str(module.operation.get_asm(enable_debug_info=True)))
     outs = tuple(traced.jaxpr.out_avals)
-    return Traced(shape.name, text.encode(), key, avals, outs, traced.out_tree, pairs, kept, scale)
+    return Traced(shape.name, text.encode(), key, avals, outs, traced.out_tree, pairs, kept, scale, given)
 
 
 def _carried(arguments: Tree, results: Tree, donated: Sequence[int], scale: int) -> dict[int, int]:
@@ -89,8 +101,15 @@ def _carried(arguments: Tree, results: Tree, donated: Sequence[int], scale: int)
     return dict(sorted((found | {first + n: end + n for n in range(size)}).items()))
 
 
-def _lowered(jitted: Any, args: Any, kwargs: Any, name: str, mesh: AbstractMesh | None) -> tuple[Any, Any]:  # noqa: ANN401 - JAX's
-    """Returns what jit traces, and its module.
+def _lowered(
+    jitted: Any,  # noqa: ANN401 - JAX's
+    args: Any,  # noqa: ANN401 - the user's
+    kwargs: Any,  # noqa: ANN401 - the user's
+    name: str,
+    mesh: AbstractMesh | None,
+    platform: Platform | None,
+) -> tuple[Any, Any, str]:
+    """Returns what jit traces, its module, and the platform this is for where that is not JAX's own.
 
     A `shard_map` of a mesh with axes of other types (`jax.make_mesh` makes explicit ones) is refused under `mesh`, and
     is fine without it.
@@ -101,7 +120,7 @@ def _lowered(jitted: Any, args: Any, kwargs: Any, name: str, mesh: AbstractMesh 
     try:
         with contextlib.nullcontext() if mesh is None else jax.sharding.use_abstract_mesh(mesh):
             traced = jitted.trace(*args, **kwargs)
-            return traced, traced.lower().compiler_ir("stablehlo")
+            return traced, *_module(traced, platform)
     except ValueError as error:
         if mesh is None or not str(error).startswith(_OTHER_MESH):
             raise
@@ -111,7 +130,7 @@ def _lowered(jitted: Any, args: Any, kwargs: Any, name: str, mesh: AbstractMesh 
     fix = "make its mesh with these axes and axis_types=(jax.sharding.AxisType.Auto,) * n, or say that mesh"
     try:
         traced = jitted.trace(*args, **kwargs)
-        module = traced.lower().compiler_ir("stablehlo")
+        module, given = _module(traced, platform)
     except (ValueError, RuntimeError) as error:
         raise RhinoError(
             "RHI-MESH-002", what, Place(name), notes=(refused, str(error).splitlines()[0]), fix=fix
@@ -119,7 +138,20 @@ def _lowered(jitted: Any, args: Any, kwargs: Any, name: str, mesh: AbstractMesh 
     found = module_mesh(module.operation)
     if found is not None and found[1].axes != tuple(mesh.shape.items()):
         raise RhinoError("RHI-MESH-002", f"{what}: {found[1]}", Place(name), fix=fix)
-    return traced, module
+    return traced, module, given
+
+
+def _module(traced: Any, platform: Platform | None) -> tuple[Any, str]:  # noqa: ANN401 - JAX's
+    """Returns the module of what was traced: for JAX's own devices, or for `platform` where these do not run it."""
+    try:
+        return traced.lower().compiler_ir("stablehlo"), ""
+    except (ValueError, RuntimeError) as error:  # NotImplementedError is one, where an op is not there on a platform
+        if platform is None or platform == jax.default_backend():
+            raise
+        try:
+            return traced.lower(lowering_platforms=(_JAX_NAMES[platform],)).compiler_ir("stablehlo"), platform
+        except (ValueError, RuntimeError):
+            raise error from None
 
 
 def key_dims(aval: Any) -> int:  # noqa: ANN401 - JAX's abstract array
