@@ -13,9 +13,11 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 from typing import Any, Final
 
 from rhino.ir.mlir.bindings import ir, make_context, passmanager, tpu_dialect
+from rhino.ir.mlir.boundary import entries
 
 TARGET: Final = "tpu_custom_call"
 _CONFIG: Final = "backend_config"
@@ -28,13 +30,24 @@ _COST: Final = "cost_estimate"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Window:
+    """What a kernel sees of an operand or result: `place` takes a point of the grid and gives the number of the window.
+
+    `shape` is that of the window.
+    """
+
+    place: ir.Operation
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Kernel:
     """A kernel, in a context of its own.
 
     `config` is the call's, `bounds` the sizes of the grid's dims, the last of which changes fastest, `parallel` says
     which of these the kernel's author says are independent. The function `body` takes the point, then the `num_scalars`
     operands that are there whole and beforehand, the other operands, the results, and scratch memory. `windows` are
-    those of the other operands and of the results: the function of its place, and its shape.
+    those of the other operands and of the results, None where they are of another form.
     """
 
     module: ir.Module
@@ -43,12 +56,13 @@ class Kernel:
     bounds: tuple[int, ...]
     parallel: tuple[bool, ...]
     num_scalars: int
-    windows: tuple[tuple[ir.Operation, tuple[int, ...]] | None, ...]
+    windows: tuple[Window | None, ...]
 
     @property
     def block(self) -> ir.Block:
         """What the function does."""
-        return self.body.regions[0].blocks[0]
+        found: ir.Block = self.body.regions[0].blocks[0]
+        return found
 
 
 def is_kernel(op: ir.Operation) -> bool:
@@ -92,16 +106,18 @@ def _kernel(module: ir.Module, config: Mapping[str, Any]) -> Kernel | None:
     bounds = tuple(ir.DenseI64ArrayAttr(body.attributes[_BOUNDS]))
     given = list(ir.ArrayAttr(body.attributes[_SEMANTICS])) if _SEMANTICS in body.attributes else []
     parallel = tuple(number < len(given) and _PARALLEL in str(given[number]) for number in range(len(bounds)))
-    windows = []
-    for one in ir.ArrayAttr(body.attributes["window_params"]):
-        window = ir.DictAttr(one)
-        if {named.name for named in window} - {"pipeline_mode"} != {"transform_indices", "window_bounds"}:
-            windows.append(None)  # elements in place of blocks, padding, memory that the kernel reads itself
-            continue
-        place = functions[ir.FlatSymbolRefAttr(window["transform_indices"]).value]
-        windows.append((place, tuple(ir.DenseI64ArrayAttr(window["window_bounds"]))))
+    windows = [_window(one, functions) for one in ir.ArrayAttr(body.attributes["window_params"])]
     scalars = ir.IntegerAttr(body.attributes["scalar_prefetch"]).value
     return Kernel(module, config, body, bounds, parallel, scalars, tuple(windows))
+
+
+def _window(given: ir.Attribute, functions: Mapping[str, ir.Operation]) -> Window | None:
+    """Returns a window, None where it is of elements in place of blocks, or memory that the kernel reads itself."""
+    parts = entries(given)
+    if parts.keys() - {"pipeline_mode"} != {"transform_indices", "window_bounds"}:
+        return None
+    name = ir.FlatSymbolRefAttr(parts["transform_indices"]).value
+    return Window(functions[name], tuple(ir.DenseI64ArrayAttr(parts["window_bounds"])))
 
 
 def written(kernel: Kernel, bounds: Sequence[int], scalars: Sequence[tuple[int, ...]]) -> str:
@@ -113,7 +129,7 @@ def written(kernel: Kernel, bounds: Sequence[int], scalars: Sequence[tuple[int, 
     assert again is not None
     with again.module.context, ir.Location.unknown():
         again.body.attributes[_BOUNDS] = ir.DenseI64ArrayAttr.get(list(bounds))
-        for function in (again.body, *(window[0] for window in again.windows if window is not None)):
+        for function in (again.body, *(window.place for window in again.windows if window is not None)):
             _retype(function, len(bounds), scalars)
         version = ir.IntegerAttr(again.module.operation.attributes[_VERSION]).value
         _serde(again.module, f"serialize=true target-version={version}")
@@ -122,17 +138,9 @@ def written(kernel: Kernel, bounds: Sequence[int], scalars: Sequence[tuple[int, 
     config = json.loads(json.dumps(kernel.config))
     call = config[_CALL]
     call["body"] = base64.b64encode(code.getvalue()).decode()
-    share = _product(bounds), _product(kernel.bounds)
     if _COST in call:
-        call[_COST] = {key: value * share[0] // share[1] for key, value in call[_COST].items()}
-    return json.dumps(config, separators=(", ", ": "))
-
-
-def _product(sizes: Sequence[int]) -> int:
-    product = 1
-    for size in sizes:
-        product *= size
-    return product
+        call[_COST] = {key: value * prod(bounds) // prod(kernel.bounds) for key, value in call[_COST].items()}
+    return json.dumps(config)
 
 
 def _retype(function: ir.Operation, first: int, shapes: Sequence[tuple[int, ...]]) -> None:

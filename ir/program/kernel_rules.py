@@ -9,7 +9,7 @@ name here; whose kernel it is does not matter.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 
 from rhino.ir.graph.rules import factor_name
 from rhino.ir.mlir.bindings import ir
-from rhino.ir.mlir.reader import walk
+from rhino.ir.mlir.reader import end_of, maker_of, walk
 from rhino.ir.mlir.tpu_kernels import Kernel, read_kernel, written
 
 _ASKS: Final = re.compile(r"tpu\.(prng_|device_id|core_id|sem_|semaphore|enqueue_|wait_|barrier|delay|log)")
 """Ops whose answer, or whose order, is not that of windows and points alone."""
 _MOST_POINTS: Final = 1 << 22
-_BINARY: Final = {
+_BINARY: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
     "arith.addi": add,
     "arith.subi": sub,
     "arith.muli": mul,
@@ -151,9 +151,8 @@ class _Points:
     def at(self, value: ir.Value[Any]) -> _Known:
         """Returns what is known of a value."""
         if value not in self.found:
-            owner = value.owner
-            is_argument = isinstance(owner, ir.Block)
-            self.found[value] = _Known(None, self._all()) if is_argument else self._made(owner.operation)
+            maker = maker_of(value)
+            self.found[value] = _Known(None, self._all()) if maker is None else self._made(maker)
         return self.found[value]
 
     def _all(self) -> frozenset[int]:
@@ -184,6 +183,24 @@ class _Points:
         self.reads.append((self.scalars[op.operands[0]], plain, others))
         return _Known(None, others)
 
+    def asks_for(self, grid: int, period: int) -> bool:
+        """Says whether anything but elements of scalar operands follows from a coordinate, taken modulo `period`."""
+        values: list[ir.Value[Any]] = [one for one, number in self.grid.items() if number == grid]
+        seen = set(values)
+        while values:
+            value = values.pop()
+            for op in (use.owner.operation for use in value.uses):
+                if op.name == _LOAD and op.operands[0] in self.scalars:
+                    continue  # as `reads` says
+                found = [(one, self.at(one).at) for one in op.results]
+                if not found or any(at is None for _, at in found):
+                    return True
+                for one, at in found:
+                    if one not in seen and at is not None and not _repeats(at, grid, period):
+                        seen.add(one)
+                        values.append(one)
+        return False
+
     def _plain(self, index: _Known) -> int | None:
         """Returns the dim of the grid whose coordinate the index is."""
         if index.at is None or len(index.of) != 1:
@@ -192,15 +209,20 @@ class _Points:
         return number if (index.at.ravel() == np.arange(self.bounds[number])).all() else None
 
 
+def _repeats(at: Ints, grid: int, period: int) -> bool:
+    """Says whether integers are the same wherever a coordinate is the same modulo `period`."""
+    if at.ndim == 0 or at.shape[grid] == 1:
+        return True
+    return bool((at == at.take(np.arange(at.shape[grid]) % period, axis=grid)).all())
+
+
 def _computed(op: ir.Operation, arrays: Sequence[Ints]) -> Ints | None:
     """Returns what an op on integers gives, None where it is none that is known here."""
     if op.name == "arith.constant":
         value = op.attributes["value"]
-        return (
-            np.array(abs(value.value) if isinstance(value, ir.BoolAttr) else value.value)
-            if _is_integer(value)
-            else None
-        )
+        if isinstance(value, ir.BoolAttr):
+            return np.array(int(value.value))
+        return np.array(value.value) if isinstance(value, ir.IntegerAttr) else None
     if op.name in _BINARY:
         return np.asarray(_BINARY[op.name](*arrays))
     if op.name in _CASTS:
@@ -242,19 +264,19 @@ class _Found:
         if any(_ASKS.match(one.name) for one in walk(kernel.body)):
             return None
         body = _Points(kernel.bounds, kernel.body, kernel.num_scalars)
-        bound = _asked(body, kernel.block)
-        reads = list(body.reads)
+        _read_scalars(body, kernel.block)
+        bound, reads = set[int](), list(body.reads)
         windows, follows = list[tuple[Dim, ...]](), list[frozenset[int]]()
         for window, shape in zip(kernel.windows, shapes[kernel.num_scalars :], strict=True):
-            if window is None or len(window[1]) != len(shape):
+            if window is None or len(window.shape) != len(shape):
                 windows.append(tuple(Dim((), size, size) for size in shape))
                 follows.append(frozenset())
                 continue
-            points = _Points(kernel.bounds, window[0], kernel.num_scalars)
-            places = [points.at(value) for value in list(window[0].regions[0].blocks[0].operations)[-1].operands]
+            points = _Points(kernel.bounds, window.place, kernel.num_scalars)
+            places = [points.at(value) for value in end_of(window.place.regions[0].blocks[0]).operands]
             reads += points.reads
             made = list[Dim]()
-            for place, size, extent in zip(places, window[1], shape, strict=True):
+            for place, size, extent in zip(places, window.shape, shape, strict=True):
                 parts = _parts(place, kernel.bounds)
                 count = prod(kernel.bounds[grid] // least for grid, least in parts or ())
                 known = parts is not None and (not whole or count * size == extent)
@@ -262,6 +284,8 @@ class _Found:
                     bound |= place.of
                 made.append(Dim(parts or (), size) if known else Dim((), size, extent))
             windows.append(tuple(made))
+            grids = [grid for dim in made for grid, _ in dim.parts]
+            bound |= {grid for grid in grids if grids.count(grid) > 1}
             follows.append(frozenset().union(*(place.of for place in places)))
         scalars = _scalars(kernel, reads)
         for number, plain, others in reads:
@@ -272,13 +296,14 @@ class _Found:
                 if grid is not None and scalars[number][place].parts != ((grid, 1),)
             }
         dims = (*scalars, *windows)
-        parts = {part for tensor in dims for dim in tensor for part in dim.parts}
+        every = {part for tensor in dims for dim in tensor for part in dim.parts}
         cuts = [
-            tuple(sorted({1, *(least for number, least in parts if number == grid)}, reverse=True))
+            tuple(sorted({1, *(least for number, least in every if number == grid)}, reverse=True))
             for grid in range(len(kernel.bounds))
         ]
         if any(larger % smaller for chain in cuts for larger, smaller in pairwise(chain)):
             return None
+        bound |= {grid for grid, chain in enumerate(cuts) if body.asks_for(grid, chain[0])}
         return _Found(
             kernel,
             op,
@@ -326,46 +351,55 @@ class _Found:
         return factor not in factors or all(self._factor_size(one) == 1 for one in factors[: factors.index(factor)])
 
     def _starts_anew(self, grid: int) -> bool:
-        """Says whether nothing that is left of other coordinates of `grid` is read.
+        """Says whether nothing is read that is left of before, where a part of `grid` may begin.
 
-        That is so if all memory that stays from point to point is written whole before it is read, wherever the dims
-        of the grid that change faster begin.
+        That is so if all memory that stays from point to point is written whole before it is read, where the dims of
+        the grid that change faster begin.
         """
         first = len(self.kernel.bounds) + self.kernel.num_scalars
         num_results = len(self.op.results)
         first_result = first + len(self.kernel.windows) - num_results
         arguments = list(self.kernel.block.arguments)
-        stays = {
+        stays = frozenset(
             argument
             for number, argument in enumerate(arguments[first_result:])
             if number >= num_results or grid not in self.follows[len(self.dims) - num_results + number]
-        }
-        start = tuple(slice(None) if number <= grid else slice(0, 1) for number in range(len(self.kernel.bounds)))
+        )
+        start = tuple(
+            slice(None, None, self.cuts[grid][0]) if number == grid else slice(None) if number < grid else slice(0, 1)
+            for number in range(len(self.kernel.bounds))
+        )
         points = _Points(self.kernel.bounds, self.kernel.body, self.kernel.num_scalars)
         fresh = set[ir.Value[Any]]()
-        return all(self._is_fresh(op, stays, fresh, points, start) for op in self.kernel.block.operations)
+        return self._are_fresh(self.kernel.block, stays, fresh, points, start)
+
+    def _are_fresh(
+        self,
+        block: ir.Block,
+        stays: frozenset[ir.Value[Any]],
+        fresh: set[ir.Value[Any]],
+        points: _Points,
+        start: tuple[slice, ...],
+    ) -> bool:
+        return all(self._is_fresh(op.operation, stays, fresh, points, start) for op in block.operations)
 
     def _is_fresh(
         self,
         op: ir.Operation,
-        stays: set[ir.Value[Any]],
+        stays: frozenset[ir.Value[Any]],
         fresh: set[ir.Value[Any]],
         points: _Points,
         start: tuple[slice, ...],
     ) -> bool:
         """Says whether an op reads nothing of `stays` that is not `fresh`, and adds what it writes."""
-        op = op.operation
         if op.name == "scf.if":
             asked = points.at(op.operands[0]).at
-            branches = [list(region.blocks[0].operations) if len(region.blocks) else [] for region in op.regions]
             at_start = None if asked is None else np.broadcast_to(asked, points.bounds)[start] != 0
-            if at_start is None or at_start.any():
-                inside = fresh if at_start is not None and at_start.all() else set(fresh)
-                if not all(self._is_fresh(one, stays, inside, points, start) for one in branches[0]):
-                    return False
-            if at_start is None or not at_start.all():
-                inside = fresh if at_start is not None and not at_start.any() else set(fresh)
-                return all(self._is_fresh(one, stays, inside, points, start) for one in branches[1])
+            for region, taken in zip(op.regions, (at_start, None if at_start is None else ~at_start), strict=True):
+                if taken is None or taken.any():  # what only some points write is not written whole
+                    inside = fresh if taken is not None and taken.all() else set(fresh)
+                    if not all(self._are_fresh(block, stays, inside, points, start) for block in region.blocks):
+                        return False
             return True
         if op.name in _STORES and _writes_whole(op):
             fresh.add(op.operands[1])
@@ -438,10 +472,6 @@ def _is_unread(op: ir.Operation) -> bool:
     return len(op.results) > 0 and all(_is_unread(use.owner.operation) for value in op.results for use in value.uses)
 
 
-def _is_integer(value: ir.Attribute) -> bool:
-    return isinstance(value, ir.IntegerAttr | ir.BoolAttr)
-
-
 def _parts(place: _Known, bounds: Sequence[int]) -> tuple[Part, ...] | None:
     """Returns the parts of the grid that windows follow one after the other, None where they do otherwise.
 
@@ -470,29 +500,16 @@ def _parts(place: _Known, bounds: Sequence[int]) -> tuple[Part, ...] | None:
     return tuple((grid, least) for _, grid, least in sorted(strides, reverse=True))
 
 
-def _asked(points: _Points, block: ir.Block) -> set[int]:
-    """Returns the dims of the grid whose coordinate is used, but to take an element of a scalar operand there."""
-    found = set[int]()
+def _read_scalars(points: _Points, block: ir.Block) -> None:
+    """Notes in `points.reads` how a kernel reads the operands that are there whole."""
     for op in (one for top in block.operations for one in walk(top.operation)):
-        read = op.name == _LOAD and op.operands[0] in points.scalars
-        if read:
+        reads = op.name == _LOAD and op.operands[0] in points.scalars
+        if reads:
             points.at(op.results[0])
-        for place, value in enumerate(op.operands):
-            if value in points.scalars and not (read and place == 0):
+        for value in list(op.operands)[1 if reads else 0 :]:
+            if value in points.scalars:  # all of it may be read
                 rank = len(ir.MemRefType(value.type).shape)
                 points.reads.append((points.scalars[value], (None,) * rank, frozenset()))
-            elif (value in points.grid and op.name != "arith.index_cast") or (_is_cast(value, points) and not read):
-                found |= points.at(value).of
-    return found
-
-
-def _is_cast(value: ir.Value[Any], points: _Points) -> bool:
-    owner = value.owner
-    return (
-        not isinstance(owner, ir.Block)
-        and owner.operation.name == "arith.index_cast"
-        and owner.operation.operands[0] in points.grid
-    )
 
 
 def _scalars(
