@@ -16,7 +16,7 @@ from functools import cache
 from math import prod
 from typing import Any, Final
 
-from rhino.ir.mlir.bindings import ir, make_context, passmanager, tpu_dialect
+from rhino.ir.mlir.bindings import ir, make_context, run_pipeline, tpu_dialect
 from rhino.ir.mlir.boundary import entries
 
 TARGET: Final = "tpu_custom_call"
@@ -83,7 +83,12 @@ def read_kernel(op: ir.Operation) -> Kernel | None:
 @cache
 def _parsed(text: str) -> Kernel | None:
     try:
-        return _decoded(json.loads(text))
+        kernel = _decoded(json.loads(text))
+        if kernel is not None:
+            run_pipeline(
+                kernel.module, "inline"
+            )  # what is said of places and coordinates stands in functions of its own
+        return kernel
     except (ValueError, KeyError, TypeError, ir.MLIRError):
         return None  # another form, or another version
 
@@ -94,7 +99,7 @@ def _decoded(config: Mapping[str, Any]) -> Kernel | None:
     tpu_dialect().register_dialect(context)
     with context, ir.Location.unknown():
         module = ir.Module.parse(base64.b64decode(config[_CALL]["body"]))
-        _serde(module, "serialize=false")
+        run_pipeline(module, "mosaic-serde{serialize=false}")
         return _kernel(module, config)
 
 
@@ -132,7 +137,7 @@ def written(kernel: Kernel, bounds: Sequence[int], scalars: Sequence[tuple[int, 
         for function in (again.body, *(window.place for window in again.windows if window is not None)):
             _retype(function, len(bounds), scalars)
         version = ir.IntegerAttr(again.module.operation.attributes[_VERSION]).value
-        _serde(again.module, f"serialize=true target-version={version}")
+        run_pipeline(again.module, f"mosaic-serde{{serialize=true target-version={version}}}")
         code = io.BytesIO()
         again.module.operation.write_bytecode(code, desired_version=0)
     config = json.loads(json.dumps(kernel.config))
@@ -152,7 +157,3 @@ def _retype(function: ir.Operation, first: int, shapes: Sequence[tuple[int, ...]
     kind = ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value)
     types = [argument.type for argument in block.arguments]
     function.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(types, kind.results))
-
-
-def _serde(module: ir.Module, options: str) -> None:
-    passmanager.PassManager.parse(f"builtin.module(mosaic-serde{{{options}}})").run(module.operation)

@@ -99,19 +99,19 @@ def fit_kernel(op: ir.Operation) -> None:
     found = _Found.of(kernel, op, whole=False) if kernel is not None else None
     if kernel is None or found is None:
         return
-    bounds = list(kernel.bounds)
+    counts = [set[int]() for _ in kernel.bounds]
     for dims, shape in zip(found.dims, _shapes(op), strict=True):
         for dim, size in zip(dims, shape, strict=True):
             if dim.parts:
                 grid, least = dim.parts[0]
                 rest = dim.window * prod(found.size(part) for part in dim.parts[1:])
-                count = -(-size // rest) * least  # the last window may reach over the end
-                if bounds[grid] not in (count, kernel.bounds[grid]):
-                    raise ValueError(f"a kernel whose grid is {kernel.bounds} has no part for a dim of size {size}")
-                bounds[grid] = count
+                counts[grid].add(-(-size // rest) * least)  # the last window may reach over the end
+    if any(len(count) > 1 for count in counts):
+        raise ValueError(f"no part of a kernel's grid {kernel.bounds} is that of its operands and results")
+    bounds = [min(count, default=bound) for count, bound in zip(counts, kernel.bounds, strict=True)]
     if tuple(bounds) != kernel.bounds:
-        scalars = _shapes(op)[: kernel.num_scalars]
-        op.attributes["backend_config"] = ir.StringAttr.get(written(kernel, bounds, scalars))
+        config = written(kernel, bounds, _shapes(op)[: kernel.num_scalars])
+        op.attributes["backend_config"] = ir.StringAttr.get(config, op.context)
 
 
 def _shapes(op: ir.Operation) -> list[tuple[int, ...]]:

@@ -1,0 +1,100 @@
+"""Steps with kernels for TPUs, planned where there is none."""
+
+from io import BytesIO, StringIO
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from jax.experimental import pallas as pl
+from jax.experimental.pallas.ops.tpu.flash_attention import flash_attention
+
+import rhino
+from rhino.ir.diagnostics import RhinoError
+from rhino.ir.mlir.bindings import ir, make_context
+from rhino.ir.mlir.reader import walk
+from rhino.ir.mlir.tpu_kernels import is_kernel, read_kernel
+from rhino.ir.program.kernel_rules import fit_kernel
+from rhino.tools.opt import run
+
+HEADS, WIDTH, LENGTH, BATCH = 8, 128, 256, 8
+TX = optax.adam(1e-3)
+
+
+def layer(x, weights):
+    q, k, v = (jnp.einsum("bsd,dhe->bhse", x, weights[name]) for name in "qkv")
+    return x + jnp.einsum("bhse,hed->bsd", flash_attention(q, k, v, causal=True), weights["o"])
+
+
+def step(state, batch):
+    weights, moments = state
+
+    def loss(weights):
+        x, _ = jax.lax.scan(lambda x, one: (layer(x, one), None), batch["x"], weights)
+        return jnp.mean((x - batch["y"]).astype(jnp.float32) ** 2)
+
+    value, gradient = jax.value_and_grad(loss)(weights)
+    updates, moments = TX.update(gradient, moments)
+    return (optax.apply_updates(weights, updates), moments), value
+
+
+def shapes():
+    weights = {name: jax.ShapeDtypeStruct((4, HEADS * WIDTH, HEADS, WIDTH), jnp.bfloat16) for name in "qkv"}
+    weights["o"] = jax.ShapeDtypeStruct((4, HEADS, WIDTH, HEADS * WIDTH), jnp.bfloat16)
+    batch = {name: jax.ShapeDtypeStruct((BATCH, LENGTH, HEADS * WIDTH), jnp.bfloat16) for name in "xy"}
+    return (weights, jax.eval_shape(TX.init, weights)), batch
+
+
+def test_a_step_is_planned_for_devices_that_are_not_here_and_runs_on_no_others():
+    fast = rhino.parallelize(step, cluster="v5e-8", mesh="2x4", donate_argnums=0)
+    state, batch = shapes()
+    plan = fast.plan(state, batch)
+    assert plan.facts.num_devices == 8
+    with pytest.raises(RhinoError, match=r"has kernels for a tpu, and its devices are cpus"):
+        fast(*jax.tree.map(lambda one: jnp.zeros(one.shape, one.dtype), (state, batch)))
+
+
+def test_a_function_that_no_platform_lowers_gives_the_error_of_its_own():
+    def kernel(x, out):
+        out[...] = jnp.linalg.inv(x[...])  # no kernel of TPUs does this
+
+    def call(x):
+        return pl.pallas_call(kernel, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+    with pytest.raises(ValueError, match="interpret mode"):
+        rhino.parallelize(call, cluster="v5e-8", mesh="8").plan(jax.ShapeDtypeStruct((8, 8), jnp.float32))
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("kernels") / "step.mlir"
+    lowered = jax.jit(step, donate_argnums=0, keep_unused=True).trace(*shapes()).lower(lowering_platforms=("tpu",))
+    file.write_text(lowered.as_text())
+    return file
+
+
+@pytest.mark.parametrize(
+    ("words", "share"),
+    [
+        (["--auto-shard", "--localize", "--mesh=8"], 8),
+        (["--auto-shard", "--localize", "--mesh=2x4"], 8),
+        (["--auto-shard", "--localize", "--mesh=4", "--micro-batches=2"], 8),
+        pytest.param(["--auto-parallel", "--stages=2", "--micro-batches=2", "--mesh=2"], 2, marks=pytest.mark.long),
+    ],
+)
+def test_kernels_run_on_the_grid_of_their_parts(words, share, exported, tmp_path):
+    out = tmp_path / "out.mlir"
+    stderr = StringIO()
+    assert run([*words, "--cluster=v5e-8", str(exported), "-o", str(out)], BytesIO(), BytesIO(), stderr) == 0
+    said = stderr.getvalue()
+    module = ir.Module.parse(out.read_text(), make_context())
+    calls = [op for op in walk(module.operation) if is_kernel(op)]
+    assert len(calls) >= 3
+    for op in calls:
+        batch, heads, *_ = ir.RankedTensorType(op.operands[0].type).shape
+        assert batch * heads * share == BATCH * HEADS, said
+        assert read_kernel(op).bounds[:2] == (batch, heads)
+        before = str(op.attributes["backend_config"])
+        fit_kernel(op)
+        assert str(op.attributes["backend_config"]) == before

@@ -1,0 +1,315 @@
+"""Rules that kernels for TPUs show, against kernels of JAX's own library and drawn ones, on parts of their operands."""
+
+import functools
+import random
+from math import prod
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jax.experimental.pallas.ops.tpu.flash_attention import SegmentIds, flash_attention
+from jax.experimental.pallas.ops.tpu.matmul import matmul
+from jax.experimental.pallas.ops.tpu.megablox import gmm
+from jax.experimental.pallas.ops.tpu.paged_attention import paged_attention
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+
+from rhino.ir.graph.rules import Rule, parse_rule
+from rhino.ir.mlir.bindings import ir, make_context
+from rhino.ir.mlir.reader import walk
+from rhino.ir.mlir.tpu_kernels import is_kernel, read_kernel
+from rhino.ir.program.kernel_rules import fit_kernel, kernel_rule
+
+
+def shape(*dims, dtype=jnp.bfloat16):
+    return jax.ShapeDtypeStruct(dims, dtype)
+
+
+def lowered(fn, *arguments):
+    """The calls of kernels in a function for a TPU, and the module, which has to live as long."""
+    text = jax.jit(fn).trace(*arguments).lower(lowering_platforms=("tpu",)).as_text()
+    module = ir.Module.parse(text, make_context())
+    return module, [op for op in walk(module.operation) if is_kernel(op)]
+
+
+def rule_of(op) -> Rule:
+    found = kernel_rule(op)
+    assert found is not None
+    with op.context:
+        op.attributes["sdy.sharding_rule"] = ir.Attribute.parse(found.text)
+    assert op.verify()
+    return parse_rule(found.text)
+
+
+def free(rule: Rule) -> frozenset[int]:
+    return frozenset(range(len(rule.sizes))) - rule.fixed
+
+
+def split_dims(rule: Rule) -> list[set[int]]:
+    """The dims of each operand and result that can be split."""
+    return [
+        {number for number, dim in enumerate(dims) if dim and dim[0] in free(rule) and rule.sizes[dim[0]] > 1}
+        for dims in (*rule.operands, *rule.results)
+    ]
+
+
+def on_types(op, types):
+    """The kernel's call, on operands and results of other types, given as text."""
+    operands, results = types[: len(op.operands)], types[len(op.operands) :]
+    arguments = ", ".join(f"%a{number}: {kind}" for number, kind in enumerate(operands))
+    given = ", ".join(f"%a{number}" for number in range(len(operands)))
+    text = f"""func.func @f({arguments}) {{
+        %r:{len(results)} = "stablehlo.custom_call"({given})
+            {{call_target_name = "tpu_custom_call", backend_config = ""}}
+            : ({", ".join(operands)}) -> ({", ".join(results)})
+        return
+    }}"""
+    module = ir.Module.parse(text, op.context)
+    made = next(one for one in walk(module.operation) if one.name == "stablehlo.custom_call")
+    made.attributes["backend_config"] = op.attributes["backend_config"]
+    return module, made
+
+
+def types_of(op):
+    return [str(value.type) for value in (*op.operands, *op.results)]
+
+
+def gradient(fn):
+    """The gradient of a sum of what attention gives."""
+    return jax.grad(lambda q, k, v, *rest: fn(q, k, v, *rest).astype(jnp.float32).sum(), (0, 1, 2))
+
+
+def with_segments(q, k, v, segments, bias):
+    return flash_attention(q, k, v, bias, SegmentIds(segments, segments), sm_scale=0.1)
+
+
+def with_masks(q, k, v, *, single=False):
+    length = q.shape[2]
+    every = [
+        masks.CausalMask((length, length)) if head % 2 else masks.LocalMask((length, length), (128, 0), 0)
+        for head in range(q.shape[1])
+    ]
+    make = splash.make_splash_mqa_single_device if single else splash.make_splash_mha_single_device
+    return jax.vmap(make(mask=masks.MultiHeadMask(every)))(q, k, v)
+
+
+def attention_shapes(form, batch, heads):
+    length, width = 512, 128
+    q = shape(batch, heads, length, width)
+    if form == "grouped":
+        return q, *[shape(batch, heads // 4, length, width)] * 2
+    if form == "one":
+        return q, *[shape(batch, length, width)] * 2
+    if form == "segments":
+        ids, bias = shape(batch, length, dtype=jnp.int32), shape(batch, heads, length, length, dtype=jnp.float32)
+        return q, q, q, ids, bias
+    return q, q, q
+
+
+ATTENTION = {
+    "causal": functools.partial(flash_attention, causal=True),
+    "segments": with_segments,
+    "masks": with_masks,
+    "grouped": with_masks,
+    "one": functools.partial(with_masks, single=True),
+}
+
+
+@pytest.mark.parametrize("form", ATTENTION)
+def test_attention_splits_along_batch_and_heads_into_the_kernels_that_jax_makes_for_parts(form):
+    fn = gradient(ATTENTION[form])
+    _module, whole = lowered(fn, *attention_shapes(form, 4, 8))
+    assert len(whole) == 3  # forward, and two of the backward pass
+    rules = [rule_of(op) for op in whole]
+    for op, rule in zip(whole, rules, strict=True):
+        for value, dims in zip((*op.operands, *op.results), split_dims(rule), strict=True):
+            sizes = list(ir.RankedTensorType(value.type).shape)
+            if len(sizes) == 4 and sizes[:2] == [4, 8] and form != "one":
+                assert {0, 1} <= dims
+    parts = [(2, 8)] if form == "one" else [(2, 8), (4, 4), (2, 4)]
+    for batch, heads in parts:
+        _other, local = lowered(fn, *attention_shapes(form, batch, heads))
+        for op, wanted in zip(whole, local, strict=True):
+            _holder, made = on_types(op, types_of(wanted))
+            fit_kernel(made)
+            found, expected = read_kernel(made), read_kernel(wanted)
+            if form != "masks":  # JAX numbers the masks of fewer heads anew
+                assert str(found.module) == str(expected.module)
+            assert found.bounds == expected.bounds
+
+
+def test_one_head_of_keys_is_shared_and_its_gradient_is_not_split_by_heads():
+    _module, (forward, _, keys) = lowered(gradient(ATTENTION["one"]), *attention_shapes("one", 4, 8))
+    assert {0, 1} <= split_dims(rule_of(forward))[3]
+    heads = {dim for op in (keys,) for dims in split_dims(rule_of(op))[-2:] for dim in dims}
+    assert 0 in heads
+
+
+@pytest.mark.parametrize(
+    ("fn", "arguments"),
+    [
+        pytest.param(gmm, (shape(1024, 512), shape(8, 512, 1024), shape(8, dtype=jnp.int32)), id="a grid of any size"),
+        pytest.param(
+            functools.partial(paged_attention, pages_per_compute_block=4),
+            (
+                shape(8, 16, 128),
+                *[shape(16, 64, 16, 128)] * 2,
+                shape(8, dtype=jnp.int32),
+                shape(8, 8, dtype=jnp.int32),
+            ),
+            id="memory that the kernel fetches itself",
+        ),
+    ],
+)
+def test_what_a_kernel_does_not_show_is_not_guessed(fn, arguments):
+    _module, calls = lowered(fn, *arguments)
+    assert calls
+    assert all(kernel_rule(op) is None for op in calls)
+    for op in calls:
+        before = str(op)
+        fit_kernel(op)
+        assert str(op) == before
+
+
+def test_a_product_splits_along_rows_and_columns_and_not_along_what_it_sums_over():
+    _module, (op,) = lowered(
+        functools.partial(matmul, block_shape=(256, 256), block_k=256), shape(1024, 512), shape(512, 2048)
+    )
+    assert split_dims(rule_of(op)) == [{0}, {1}, {0, 1}]
+    found = kernel_rule(op)
+    assert found.product_flops == 2 * 1024 * 512 * 2048
+    assert found.product_dtype == "bf16"
+    windows = 4 * 8 * 2
+    assert found.bytes == 2 * 256 * 256 * (windows + windows + 4 * 8)
+
+
+def test_blocks_that_a_mask_leaves_out_are_not_counted():
+    def flops(*, causal):
+        _module, (op,) = lowered(functools.partial(flash_attention, causal=causal), *[shape(4, 8, 1024, 128)] * 3)
+        return kernel_rule(op).product_flops
+
+    every, blocks = 4 * 4 * 8 * 1024 * 1024 * 128, 1024 // 128
+    assert flops(causal=False) == every
+    assert flops(causal=True) == every * (blocks + 1) // (2 * blocks)
+
+
+# Drawn kernels
+
+LANES = 128
+
+
+def drawn(seed):
+    """A kernel on a grid of three dims: how windows are placed, what it does, and whether it says that dims are free.
+
+    What comes out is a function that calls the kernel for a grid, and takes arrays of the sizes that this implies.
+    """
+    draw = random.Random(seed)
+    bounds = tuple(draw.choice((2, 4, 6)) for _ in range(3))
+    last = bounds[2]
+    maps = {
+        "every": lambda i, j, k: (i, j, k),
+        "turned": lambda i, j, k: (k, i, j),
+        "first": lambda i, j, k: (i, 0, 0),
+        "pairs": lambda i, j, k: (i, jax.lax.div(j, np.int32(2)), 0),
+        "joined": lambda i, j, k: (j * last + k, i, 0),
+        "none": lambda i, j, k: (0, 0, 0),
+    }
+    places = [draw.choice(list(maps)) for _ in range(2)]
+    result = draw.choice(("every", "turned", "joined"))
+    asked, carried = draw.choice((None, None, 0, 1, 2)), draw.choice((None, 1, 2))
+    looks_up, repeats = draw.choice((None, 0, 1)), draw.choice((False, True))
+
+    def body(table, x, y, out, memory):
+        value = x[...] + 2 * y[...]
+        if asked is not None:
+            number = pl.program_id(asked)
+            value += (jax.lax.rem(number, 2) if repeats else number).astype(jnp.float32)
+        if looks_up is not None:
+            place = pl.program_id(looks_up)
+            value *= table[jax.lax.rem(place + 1, bounds[looks_up]) if repeats else place].astype(jnp.float32)
+        if carried is not None:
+
+            @pl.when(pl.program_id(carried) == 0)
+            def _start():
+                memory[...] = jnp.zeros_like(memory)
+
+            memory[...] += value
+            value = value + memory[...]
+        out[...] = value
+
+    def of(name, array, grid):
+        counts = np.max([[c + 1 for c in maps[name](*point)] for point in np.ndindex(*grid)], axis=0)
+        sizes = (*(int(count) for count in counts), 8, LANES)
+        return jax.ShapeDtypeStruct(sizes, jnp.float32) if array is None else array
+
+    def call(grid, interpret, table, *arrays):
+        specs = [
+            pl.BlockSpec((None, None, None, 8, LANES), lambda i, j, k, _t, at=maps[name]: (*at(i, j, k), 0, 0))
+            for name in (*places, result)
+        ]
+        return pl.pallas_call(
+            body,
+            grid_spec=pltpu.PrefetchScalarGridSpec(
+                num_scalar_prefetch=1,
+                grid=grid,
+                in_specs=specs[:2],
+                out_specs=specs[2],
+                scratch_shapes=[pltpu.VMEM((8, LANES), jnp.float32)],
+            ),
+            out_shape=of(result, None, grid),
+            interpret=interpret,
+        )(table, *arrays)
+
+    table = jax.ShapeDtypeStruct((bounds[looks_up] if looks_up is not None else 4,), jnp.int32)
+    return bounds, call, [table, *(of(name, None, bounds) for name in places)]
+
+
+def test_parts_of_drawn_kernels_give_the_parts_of_their_results():
+    split = 0
+    for seed in range(40):
+        bounds, call, kinds = drawn(seed)
+        module, (op,) = lowered(functools.partial(call, bounds, False), *kinds)
+        rule = rule_of(op)
+        draw = np.random.default_rng(seed)
+        arrays = [
+            draw.integers(1, 5, kind.shape, np.int32)
+            if kind.dtype == jnp.int32
+            else draw.standard_normal(kind.shape, np.float32)
+            for kind in kinds
+        ]
+        whole = None
+        for factor in free(rule):
+            if rule.sizes[factor] < 2 or not any(factor in dim for dims in rule.results for dim in dims):
+                continue
+            part = next(n for n in (2, 3) if rule.sizes[factor] % n == 0)
+            sides = (*rule.operands, *rule.results)
+            dims = [next((n for n, dim in enumerate(one) if factor in dim), None) for one in sides]
+            types = [_part_type(kind, dim, part) for kind, dim in zip(types_of(op), dims, strict=True)]
+            _holder, made = on_types(op, types)
+            fit_kernel(made)
+            grid = read_kernel(made).bounds
+            assert prod(grid) * part == prod(bounds), seed
+            whole = np.asarray(call(bounds, True, *arrays)) if whole is None else whole
+            for number in range(part):
+                own = [_part(array, dim, part, number) for array, dim in zip(arrays, dims[:-1], strict=True)]
+                np.testing.assert_array_equal(
+                    np.asarray(call(grid, True, *own)), _part(whole, dims[-1], part, number), err_msg=str(seed)
+                )
+            split += 1
+        del module
+    assert split > 20  # so many ways to split were tried
+
+
+def _part(array, dim, parts, number):
+    return array if dim is None else np.split(array, parts, dim)[number]
+
+
+def _part_type(text, dim, parts):
+    if dim is None:
+        return text
+    sizes = text.removeprefix("tensor<").split("x")
+    sizes[dim] = str(int(sizes[dim]) // parts)
+    return "tensor<" + "x".join(sizes)
