@@ -7,7 +7,7 @@
 // A rule that is none, or is of another op than the call, is refused with what is wrong in it.
 
 // NOFILE: none.toml: error: [RHI-CLI-002] the file cannot be read
-// KEY: unknown.toml: error: [RHI-RULE-001] [product]: unknown key 'time'; known are rule, flops, bytes
+// KEY: unknown.toml: error: [RHI-RULE-001] [product]: unknown key 'time'; known are rule, flops, product_flops, bytes
 // RANK: rules_errors.mlir:{{.*}}: error: [RHI-RULE-002] the rule for @product does not fit the call: operand 1 has 1 dims in the rule, and 2 in the op
 // SIZE: error: [RHI-RULE-002] {{.*}} operand 0 dim 0 has size 8 in the op, and i=5 in the rule
 // LETTERS: error: [RHI-RULE-002] {{.*}} expecting factor indices to be ordered like an iota
