@@ -63,9 +63,9 @@ class OpClass:
     its consumer's loop. `moved_bytes` is what the op reads and writes where somebody has said so; otherwise that
     follows from its operands and results. `fixed_specs` are the specs that its operands must have and its results come
     in, where there is no choice. `products` says of an op that is no product which dtype is multiplied in matrix
-    products all the same, and how many of its `flops` these are. `precision` is that of a product's operands:
-    "default", "high" or "highest". `placed` is the memory to which the op moves what it reads, where that is all it
-    does.
+    products all the same, and how many of its `flops` these are. The results of a custom call that are `unread` may
+    differ from device to device. `precision` is that of a product's operands: "default", "high" or "highest". `placed`
+    is the memory to which the op moves what it reads, where that is all it does.
     """
 
     name: str
@@ -82,6 +82,7 @@ class OpClass:
     precision: str = "default"
     placed: MemoryKind | None = None
     products: tuple[str, int] | None = None
+    unread: frozenset[int] = frozenset()
     is_view: bool = field(init=False, compare=False, repr=False)
     """Whether each result lies where the operand of the same number does: the same bytes under other indices."""
 

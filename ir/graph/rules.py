@@ -8,7 +8,7 @@ single ops is written down here.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby
@@ -118,3 +118,57 @@ def elementwise_rule(shape: tuple[int, ...]) -> Rule:
 def factor_name(index: int) -> str:
     """Returns Shardy's name of factor number `index`: i, j, ..., z, z_1, z_2, ..."""
     return chr(ord("i") + index) if index < 18 else f"z_{index - 17}"
+
+
+def owned_rule_text(
+    operands: Sequence[Sequence[Sequence[tuple[Hashable, int]]]],
+    results: Sequence[Sequence[Sequence[tuple[Hashable, int]]]],
+    free: Container[Hashable],
+) -> str:
+    """Returns Shardy's attribute for an op, marked as its owner's: blocks along `free` factors give blocks.
+
+    For each dim of each tensor, its factors stand with their sizes, the most significant first. What names a factor is
+    as one likes.
+    """
+    names, sizes = dict[Hashable, str](), list[str]()
+
+    def name(key: Hashable, size: int) -> str:
+        if key not in names:
+            names[key] = factor_name(len(names))
+            sizes.append(f"{names[key]}={size}")
+        return names[key]
+
+    def text(side: Sequence[Sequence[Sequence[tuple[Hashable, int]]]]) -> str:
+        tensors = [", ".join("".join(name(*factor) for factor in _needed(dim)) for dim in tensor) for tensor in side]
+        return "(" + ", ".join(f"[{tensor}]" for tensor in tensors) + ")"
+
+    sides = f"{text(operands)}->{text(results)}"
+    fixed = ", ".join(name for key, name in names.items() if key not in free)
+    groups = f" need_replication={{{fixed}}}" if fixed else ""
+    return f"#sdy.op_sharding_rule<{sides} {{{', '.join(sizes)}}}{groups}, custom>"
+
+
+def _needed(dim: Sequence[tuple[Hashable, int]]) -> Sequence[tuple[Hashable, int]]:
+    """Returns a dim's factors without those of size 1, which Shardy takes alone and not beside others."""
+    return [factor for factor in dim if factor[1] > 1] or dim[:1]
+
+
+@dataclass(frozen=True, slots=True)
+class CallRule:
+    """What a custom call shows of itself: `text` is Shardy's rule, the rest its work, all of the whole op.
+
+    `flops` counts all operations, `product_flops` those in matrix products, of `product_dtype`; `bytes` go between the
+    memories of a device.
+    """
+
+    text: str
+    flops: int
+    product_flops: int
+    product_dtype: str
+    bytes: int
+
+    @property
+    def costs(self) -> dict[str, int]:
+        """The figures, by their names in files of rules."""
+        costs = {"flops": self.flops, "bytes": self.bytes}
+        return costs | {"product_flops": self.product_flops} if self.product_flops else costs

@@ -9,7 +9,7 @@ name here; whose kernel it is does not matter.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from rhino.ir.graph.rules import factor_name
+from rhino.ir.graph.rules import CallRule, owned_rule_text
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.reader import end_of, maker_of, walk
 from rhino.ir.mlir.tpu_kernels import Kernel, read_kernel, written
@@ -62,32 +62,11 @@ class Dim:
     whole: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class KernelRule:
-    """What a kernel says of itself: `text` is Shardy's rule, the rest its work, all for the whole grid.
-
-    `flops` counts all operations, `product_flops` those in matrix products, of `product_dtype`; `bytes` go between the
-    memories.
-    """
-
-    text: str
-    flops: int
-    product_flops: int
-    product_dtype: str
-    bytes: int
-
-    @property
-    def costs(self) -> dict[str, int]:
-        """The figures by their names in `rhino.cost`."""
-        costs = {"flops": self.flops, "bytes": self.bytes}
-        return costs | {"product_flops": self.product_flops} if self.product_flops else costs
-
-
-def kernel_rule(op: ir.Operation) -> KernelRule | None:
+def kernel_rule(op: ir.Operation) -> CallRule | None:
     """Returns the rule of a call of a kernel, None where it has none or cannot be read."""
     kernel = read_kernel(op)
     found = _Found.of(kernel, op) if kernel is not None else None
-    return None if found is None else KernelRule(found.rule(), *found.work())
+    return None if found is None else CallRule(found.rule(), *found.work())
 
 
 def fit_kernel(op: ir.Operation) -> None:
@@ -408,32 +387,18 @@ class _Found:
 
     def rule(self) -> str:
         """Returns Shardy's rule, marked as its op's owner's."""
-        names = dict[tuple[Any, ...], str]()
-        sizes = dict[str, int]()
-
-        def name(key: tuple[Any, ...], size: int) -> str:
-            if key not in names:
-                names[key] = factor_name(len(names))
-                sizes[names[key]] = size
-            return names[key]
-
-        texts = list[str]()
-        for tensor, dims in enumerate(self.dims):
-            given = list[str]()
-            for number, dim in enumerate(dims):
-                factors = [name(part, self._factor_size(part)) for part in self._factors(dim)]
-                rest = dim.window if dim.whole is None else dim.whole
-                if rest > 1 or not factors:
-                    factors.append(name((tensor, number, None), rest))
-                given.append("".join(factors))
-            texts.append(f"[{', '.join(given)}]")
+        tensors = [
+            [self._named(dim, (tensor, number)) for number, dim in enumerate(dims)]
+            for tensor, dims in enumerate(self.dims)
+        ]
         split = len(self.op.operands)
-        listed = ", ".join(f"{factor}={size}" for factor, size in sizes.items())
         free = {(grid, self.cuts[grid][0]) for grid in self.free()}
-        fixed = ", ".join(factor for key, factor in names.items() if key not in free)
-        groups = f" need_replication={{{fixed}}}" if fixed else ""
-        sides = f"({', '.join(texts[:split])})->({', '.join(texts[split:])})"
-        return f"#sdy.op_sharding_rule<{sides} {{{listed}}}{groups}, custom>"
+        return owned_rule_text(tensors[:split], tensors[split:], free)
+
+    def _named(self, dim: Dim, own: tuple[int, int]) -> list[tuple[Hashable, int]]:
+        """Returns the factors of a dim: those of the grid, and what is of this dim of this tensor alone."""
+        factors: list[tuple[Hashable, int]] = [(part, self._factor_size(part)) for part in self._factors(dim)]
+        return [*factors, (("rest", *own), dim.window if dim.whole is None else dim.whole)]
 
     def work(self) -> tuple[int, int, str, int]:
         """Returns the operations, those in matrix products and their dtype, and the bytes of windows that are moved.

@@ -286,7 +286,7 @@ class _Reader:
         """
         _, types, results, rule, free, *_ = own
         specs = self.fixed_specs.get(len(self.ops) - 1)
-        key = (*own, reduction_of(op), linear_in(op), joined_by(op), specs, placement_of(op))
+        key = (*own, reduction_of(op), linear_in(op), joined_by(op), specs, placement_of(op), _unread(op))
         if key not in self.class_keys:
             cls = replace(self.make_class(op, types, results, rule, free), fixed_specs=specs)
             self.class_keys[key] = self.classes.setdefault(cls, len(self.classes))
@@ -319,6 +319,7 @@ class _Reader:
             precision=_precision(op),
             placed=place,
             products=_given_products(op, cost),
+            unread=_unread(op),
         )
 
     def graph(self, entry: func.FuncOp, arguments: tuple[Argument, ...], terminator: ir.Operation) -> Graph:
@@ -365,6 +366,13 @@ class _Reader:
                 }
             fixed.append(limit)
         return tuple(fixed)
+
+
+def _unread(op: ir.Operation) -> frozenset[int]:
+    """Returns which results of a custom call nothing reads: memory that it works in, for one."""
+    if op.name != CUSTOM_CALL:
+        return frozenset()
+    return frozenset(number for number, value in enumerate(op.results) if next(iter(value.uses), None) is None)
 
 
 def _given_cost(op: ir.Operation) -> dict[str, int]:

@@ -43,11 +43,10 @@ from rhino.ir.mlir.shardings import (
     per_value_attribute,
     sharding_attribute,
 )
-from rhino.ir.mlir.tpu_kernels import is_kernel
 from rhino.ir.program.collectives import module_stats
 from rhino.ir.program.folded_layers import refuse_folded
-from rhino.ir.program.kernel_rules import fit_kernel
-from rhino.ir.program.local_rules import PAD
+from rhino.ir.program.known_calls import fit_call
+from rhino.ir.program.local_rules import CUSTOM_CALL, PAD
 from rhino.ir.program.program import CARRIED, COST, Program, read_program
 from rhino.passes.base import Pass, Remarks
 from rhino.passes.sharding.choose_shardings import STRATEGY
@@ -454,8 +453,8 @@ def _finish(module: ir.Operation) -> None:
             _fix_groups(op)
         elif op.name == PAD:
             _fix_padding(op)
-        elif is_kernel(op):
-            fit_kernel(op)
+        elif op.name == CUSTOM_CALL:
+            fit_call(op)
         attributes = op.attributes
         for name in _GLOBAL:
             if name in attributes:

@@ -1,10 +1,10 @@
-"""Give custom calls the sharding rules that their owner says they have, and kernels for TPUs those that they show.
+"""Give custom calls the sharding rules that their owner says they have, or that they show.
 
 Reads     a file of rules by target, and `sdy.sharding_rule` on custom calls of the input (JAX writes it on its own
           linear algebra).
 Writes    `sdy.sharding_rule` on the custom calls of these targets, marked as custom, and so marks the rules of the
           input; `rhino.cost` where the file says what a call costs. A rule in the file goes before one in the input.
-          A call of a kernel for TPUs that has neither gets the rule and the costs that its kernel shows.
+          A call that has neither gets the rule and the costs that it shows: kernels for TPUs, and cuDNN's attention.
 Errors    RHI-CLI-002 the file cannot be read, RHI-RULE-001 it is malformed, RHI-RULE-002 a rule does not fit a call.
 """
 
@@ -19,8 +19,7 @@ from rhino.ir.graph.rules import RULE
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.locations import place_of
 from rhino.ir.mlir.reader import walk
-from rhino.ir.mlir.tpu_kernels import is_kernel
-from rhino.ir.program.kernel_rules import kernel_rule
+from rhino.ir.program.known_calls import call_rule
 from rhino.ir.program.local_rules import CUSTOM_CALL, is_custom
 from rhino.ir.program.program import COST
 from rhino.ir.request.op_rules import OpRule, read_op_rules
@@ -49,8 +48,9 @@ class OpRules(Pass):
                 used.add(target)
             elif RULE in op.attributes:
                 _mark(op)
-            elif is_kernel(op):
-                _read(op)
+            elif (found := call_rule(op)) is not None:
+                op.attributes[RULE] = ir.Attribute.parse(found.text)
+                _write_cost(op, found.costs, found.product_dtype)
         for target in rules:
             if target not in used:
                 remarks.add(self.name, Place(remarks.file), f"no custom call takes the rule for @{target}")
@@ -60,13 +60,6 @@ def _mark(op: ir.Operation) -> None:
     rule = op.attributes[RULE]
     if not is_custom(rule):
         op.attributes[RULE] = ir.Attribute.parse(f"{str(rule).removesuffix('>')}, custom>")
-
-
-def _read(op: ir.Operation) -> None:
-    found = kernel_rule(op)
-    if found is not None:
-        op.attributes[RULE] = ir.Attribute.parse(found.text)
-        _write_cost(op, found.costs, found.product_dtype)
 
 
 def _give(op: ir.Operation, rule: OpRule, what: str, file: str) -> None:

@@ -195,8 +195,8 @@ def _split(cls: OpClass, rule: Rule, factor: int) -> State | None:
         if cls.reduction is None or len(comes) != 1:
             return None
         return State((factor,), needs, (PARTIAL,), cls.reduction)
-    if REPLICATED in comes:  # a factor of operands alone that is no reduction: nothing says how its parts combine
-        return None
+    if any(spec == REPLICATED and number not in cls.unread for number, spec in enumerate(comes)):
+        return None  # a factor of operands alone that is no reduction: nothing says how its parts combine
     return State((factor,), needs, comes)
 
 

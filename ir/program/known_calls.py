@@ -1,0 +1,22 @@
+"""Custom calls that show how they split: kernels for TPUs, and cuDNN's attention."""
+
+from __future__ import annotations
+
+from rhino.ir.graph.rules import CallRule
+from rhino.ir.mlir.bindings import ir
+from rhino.ir.program.cudnn_rules import attention_rule, fit_attention
+from rhino.ir.program.kernel_rules import fit_kernel, kernel_rule
+
+
+def call_rule(op: ir.Operation) -> CallRule | None:
+    """Returns the rule of a custom call and its work, None where it does not show them."""
+    return kernel_rule(op) or attention_rule(op)
+
+
+def fit_call(op: ir.Operation) -> None:
+    """Makes a custom call, made for larger operands and results, one for those that it has.
+
+    Raises ValueError where there is none.
+    """
+    fit_kernel(op)
+    fit_attention(op)
