@@ -109,7 +109,7 @@ def make_entry(
     traced = trace(fn, shape, pieces, key, mesh, _platform(request, kept))
     staying = _staying(traced, request, before, pieces) if before is not None and kept is None else None
     found = _planned_first([request] if staying is None else [staying, request], traced, kept)
-    devices = _first(options.devices, found.plan.num_devices, shape.name)
+    devices = _first(options.devices, found.plan.num_reached, shape.name)
     plan = Plan(found.plan, Trees(key.tree, traced.out_tree, traced.loss_scale), devices, traced)
     return Entry(replace(traced, code=b""), plan, found.code, shape.donated_pieces(pieces))
 

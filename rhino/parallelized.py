@@ -14,8 +14,8 @@ import jax
 
 from rhino.call import CallShape, Key, Pieces, kind_name, shapes_of
 from rhino.entry import CallOptions, Entry, make_entry
-from rhino.ir.cluster.cluster import parse_cluster
 from rhino.ir.cluster.mesh import parse_meshes
+from rhino.ir.cluster.placement import numbers_text
 from rhino.ir.diagnostics import ExitCode, RhinoError
 from rhino.ir.plan.plan import AUTOTUNE, SHARD
 from rhino.ir.plan.plan import Plan as PlanFacts
@@ -277,10 +277,14 @@ class Parallelized:
 
 def _idle(plan: PlanFacts) -> str:
     """Returns which devices of the cluster a plan does not use, in words; nothing where it uses all."""
-    first, last = plan.num_devices, parse_cluster("\n".join(plan.cluster)).num_devices - 1
-    if first > last:
+    idle = sorted(plan.machine().in_order[plan.num_devices :])
+    if not idle:
         return ""
-    return f"; device {last} stays idle" if first == last else f"; devices {first} to {last} stay idle"
+    return (
+        f"; device {idle[0]} stays idle"
+        if len(idle) == 1
+        else f"; devices {numbers_text(idle).replace('-', ' to ')} stay idle"
+    )
 
 
 def parallelize(

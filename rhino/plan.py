@@ -109,7 +109,8 @@ class Plan:
         if facts.execution is None:
             devices = pick_devices(self.num_devices) if self.devices is None else self.devices
             return (RankDevices(0, facts.mesh, devices),)
-        every = deal_devices([mesh.num_devices for mesh in facts.meshes]) if self.devices is None else self.devices
+        sizes = [mesh.num_devices for mesh in facts.meshes]
+        every = deal_devices(sizes, facts.devices) if self.devices is None else self.devices
         return tuple(
             RankDevices(rank, facts.meshes[rank], own)
             for rank, own in devices_of_ranks(facts.execution.step, every).items()

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from rhino.ir.cluster.cluster import Cluster, parse_cluster
+from rhino.ir.cluster.cluster import Cluster
 from rhino.ir.diagnostics import ExitCode, RhinoError
 from rhino.ir.hlo.compiled import Compiled
 from rhino.ir.mlir.bindings import ir
@@ -41,7 +41,7 @@ def compiled_plan(plan: Plan, read: Callable[[], ir.Module]) -> Checked:
         RhinoError: RHI-AOT-002 where the compiler is not installed, RHI-AOT-001 where it refuses a program,
             RHI-PLAN-004 where the program is not the plan's.
     """
-    cluster = parse_cluster("\n".join(plan.cluster))
+    cluster = plan.machine()
     by_jit = plan.execution is None and "jax" in plan.versions  # a function of JAX, in one program
     compiler_for = compilers_of(cluster, functools.partial(compiler_of, by_jit=by_jit))
     if isinstance(compiler_for, str):

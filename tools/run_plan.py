@@ -68,7 +68,7 @@ def run_plan(options: Namespace, original: Callable[[Signature], Executable], st
     if options.part:
         _run_part(plan, execution, options)
         return
-    num_devices = plan.num_devices
+    num_devices = plan.num_reached
     if options.devices is not None and options.devices < num_devices:
         what = f"--devices={options.devices}, and the plan is for {num_devices}"
         raise RhinoError("RHI-RUN-004", what, fix=f"give --devices={num_devices}, or plan for {options.devices}")
@@ -196,7 +196,7 @@ def _here(
     plan: Plan, execution: Execution, options: Namespace, inputs: _Inputs, stack: ExitStack
 ) -> tuple[Iterator[RanStep], Callable[[], list[Event]]]:
     recorder = Recorder() if options.trace else None
-    devices = devices_of_ranks(execution.step, pick_devices(plan.num_devices))
+    devices = devices_of_ranks(execution.step, pick_devices(plan.num_reached))
     executor = stack.enter_context(Executor(execution.step, execution.modules, devices, recorder=recorder))
     stack.enter_context(Watchdog(executor, options.stall_limit))
     return _steps(executor, plan, inputs, options.steps), lambda: _events(recorder)

@@ -1,7 +1,8 @@
 """The cluster: loading it, and placing a mesh on it.
 
 Mesh device i is cluster device i (both numbered with the innermost level or axis fastest), so the innermost mesh axes
-fill the innermost, fastest level first. What an axis gets from the links follows from which devices its groups hold:
+fill the innermost, fastest level first. In a cluster with an order of its devices it is the i-th of these. What an axis
+gets from the links follows from which devices its groups hold:
 
 - Every group of the axis runs its collective at the same time (that is what an SPMD program does).
 - A ring enters and leaves a unit (a node) once per port it can use. Groups that share a port share its rate: 8 groups
@@ -28,6 +29,7 @@ from rhino.ir.cluster.file import cluster_to_text, parse_cluster
 from rhino.ir.cluster.groups import joined
 from rhino.ir.cluster.hardware import Cluster, Device, Level, Line, Topology
 from rhino.ir.cluster.mesh import Mesh, mesh_of_shape
+from rhino.ir.cluster.placement import parse_placed, placed
 from rhino.ir.cluster.presets import JOINED, PRESETS
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.units import format_bytes, format_seconds
@@ -86,10 +88,16 @@ class MeshAxis:
 def load_cluster(name_or_path: str) -> Cluster:
     """Returns the preset of that name, or the cluster that the file at that path describes; of several, joined by "+".
 
+    Behind "@" may stand the order in which ranks take devices, as in `v100x8x2@0-3,8-11,4-7,12-15`.
+
     Raises:
-        RhinoError: RHI-CLUSTER-001 for a name that is neither, or clusters that cannot be joined, RHI-CLUSTER-002 for a
-            malformed or unreadable file.
+        RhinoError: RHI-CLUSTER-001 for a name that is neither, clusters that cannot be joined, or an order that has a
+            device twice or one that is not there, RHI-CLUSTER-002 for a malformed or unreadable file.
     """
+    if not os.path.isfile(name_or_path):
+        name, order = parse_placed(name_or_path)
+        if order is not None:
+            return placed(load_cluster(name), order)
     if name_or_path in PRESETS:
         return parse_cluster(PRESETS[name_or_path], f"<preset {name_or_path}>")
     if JOINS in name_or_path and not os.path.isfile(name_or_path):
@@ -209,7 +217,7 @@ def mesh_axes(cluster: Cluster, shape: tuple[int, ...], names: tuple[str, ...] |
 def link_between(cluster: Cluster, sizes: Sequence[int]) -> Line:
     """Returns the link from a device of one rank to one of another, where all ranks use theirs at the same time.
 
-    Ranks have `sizes` devices [ranks], and follow one another from the cluster's first device on.
+    Ranks have `sizes` devices [ranks], and take them one after another in the cluster's order.
 
     Raises:
         RhinoError: RHI-MESH-001 where they have more devices than the cluster.
@@ -222,7 +230,13 @@ def link_between(cluster: Cluster, sizes: Sequence[int]) -> Line:
             fix=f"ask for at most {cluster.num_devices} devices in all, or for a larger cluster",
         )
     starts = np.cumsum([0, *sizes[:-1]])
-    return axis_of_groups(cluster, starts[None, :] + np.arange(min(sizes))[:, None], "ranks").link
+    groups = starts[None, :] + np.arange(min(sizes))[:, None]
+    return axis_of_groups(cluster, _in_order(cluster, groups), "ranks").link
+
+
+def _in_order(cluster: Cluster, groups: Ints) -> Ints:
+    """Returns the devices at some places of a cluster's order, ascending in each group [groups, devices]."""
+    return np.sort(np.asarray(cluster.order)[groups], axis=1) if cluster.order else groups
 
 
 def _too_large(cluster: Cluster, mesh: Mesh) -> RhinoError:
@@ -237,7 +251,7 @@ def _too_large(cluster: Cluster, mesh: Mesh) -> RhinoError:
 
 
 def _place(cluster: Cluster, mesh: Mesh, axis: int) -> MeshAxis:
-    return axis_of_groups(cluster, _groups(mesh, axis), mesh.axes[axis][0])
+    return axis_of_groups(cluster, _in_order(cluster, _groups(mesh, axis)), mesh.axes[axis][0])
 
 
 def axis_of_groups(cluster: Cluster, groups: Ints, name: str) -> MeshAxis:
@@ -271,7 +285,7 @@ def _measured(level: Level, size: int) -> tuple[tuple[str, Line], ...]:
 
 
 def _groups(mesh: Mesh, axis: int) -> Ints:
-    """Returns the devices of each group that a collective over `axis` runs in, ascending [groups, devices]."""
+    """Returns the mesh devices of each group that a collective over `axis` runs in, ascending [groups, devices]."""
     size, stride = mesh.shape[axis], math.prod(mesh.shape[axis + 1 :])
     return np.arange(mesh.num_devices).reshape(-1, size, stride).swapaxes(1, 2).reshape(-1, size)
 

@@ -43,18 +43,27 @@ def _apart(between: Level, levels: Sequence[Level]) -> Level:
     return replace(between, name=f"{between.name} of groups") if is_taken else between
 
 
+def rank_devices(cluster: Cluster, sizes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Returns the devices of ranks of `sizes` [ranks], which take them one after another in the cluster's order."""
+    return tuple(
+        [tuple(cluster.in_order[last - size : last]) for last, size in zip(accumulate(sizes), sizes, strict=True)]
+    )
+
+
 def rank_clusters(cluster: Cluster, sizes: Sequence[int]) -> tuple[Cluster, ...]:
     """Returns what the devices of each rank are part of: the group that they lie in, or else the cluster [ranks].
 
-    Ranks have `sizes` devices [ranks], and follow one another from the cluster's first device on.
+    Ranks are as `rank_devices` has them.
     """
+    if not cluster.groups:
+        return (cluster,) * len(sizes)
     ends = list(accumulate(group.num_devices for group in cluster.groups))
     found = []
-    for last, size in zip(accumulate(sizes), sizes, strict=True):
+    for devices, size in zip(rank_devices(cluster, sizes), sizes, strict=True):
         within = [
             group
             for group, end in zip(cluster.groups, ends, strict=True)
-            if end - group.num_devices <= last - size and last <= end
+            if len(devices) == size and end - group.num_devices <= min(devices) and max(devices) < end
         ]
         found.append(within[0] if within else cluster)
     return tuple(found)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
@@ -234,7 +235,8 @@ class Cluster:
     Devices are numbered with the innermost level fastest. `compile_for` is what the platform's compiler calls them: a
     topology for TPUs ("v5e:2x4"), the name of a described device for GPUs ("h100-sxm"); empty where nobody says.
 
-    Where there are unlike `groups`, `device` and `levels` are what all of them have (rhino.ir.cluster.groups).
+    Where there are unlike `groups`, `device` and `levels` are what all of them have (rhino.ir.cluster.groups). Meshes
+    and ranks take devices in `order`, which has each once; empty is as numbered (rhino.ir.cluster.placement).
     """
 
     name: str
@@ -244,6 +246,12 @@ class Cluster:
     measured: Origin | None = None
     compile_for: str = ""
     groups: tuple[Cluster, ...] = ()
+    order: tuple[int, ...] = ()
+
+    @property
+    def in_order(self) -> Sequence[int]:
+        """The devices in the order in which meshes and ranks take them."""
+        return self.order or range(self.num_devices)
 
     @property
     def num_devices(self) -> int:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, assert_never
 
 from rhino.ir.cluster.mesh import Mesh
+from rhino.ir.cluster.placement import Devices
 from rhino.ir.graph.graph import DEVICE, MemoryKind
 
 Phase = Literal["setup", "forward", "backward", "input-gradient", "weight-gradient", "accumulate", "apply", "step"]
@@ -154,7 +155,8 @@ Local: TypeAlias = Run | Copy | Send | Receive | Free | Feed | Fetch
 class Step:
     """A whole step on ranks of these `meshes` [ranks].
 
-    `constants` are slots that hold an integer for ever.
+    `constants` are slots that hold an integer for ever. `devices` are those of each rank, by their numbers in the
+    cluster and in its mesh's order [ranks][devices]; empty where ranks follow one another as devices are numbered.
     """
 
     meshes: tuple[Mesh, ...]
@@ -162,6 +164,7 @@ class Step:
     slots: tuple[Slot, ...]
     instructions: tuple[Global, ...]
     constants: tuple[tuple[int, int], ...] = ()
+    devices: Devices = ()
 
     @property
     def num_ranks(self) -> int:

@@ -22,7 +22,10 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Final
 
+from rhino.ir.cluster.file import parse_cluster
+from rhino.ir.cluster.hardware import Cluster
 from rhino.ir.cluster.mesh import Mesh, option_of_meshes
+from rhino.ir.cluster.placement import Devices, as_placed, num_reached, placement_text
 from rhino.ir.graph.blocks import View
 from rhino.ir.graph.graph import DEVICE, HOST, MemoryKind
 from rhino.ir.graph.spec import dim_axes, partial_axes
@@ -360,6 +363,8 @@ class Request:
 class Plan:
     """One plan. `cluster` is the text of the cluster's file, `meshes` are those of its ranks [ranks].
 
+    `devices` are those of each rank in the cluster, as a step has them (`rhino.ir.plan.instructions`).
+
     `request` and `options` are what was asked for: the latter of the passes beside cluster, mesh, budget and what
     follows from the plan itself.
     `schedule` is empty where there is one stage. `shares` are the micro-batches of each replica, where ranks are
@@ -385,6 +390,7 @@ class Plan:
     request: Request = Request()
     compared: Comparison | None = None
     shares: tuple[int, ...] = ()
+    devices: Devices = ()
 
     @property
     def mesh(self) -> Mesh:
@@ -407,6 +413,11 @@ class Plan:
         """How many devices the plan runs on."""
         return sum(mesh.num_devices for mesh in self.meshes)
 
+    @property
+    def num_reached(self) -> int:
+        """How many of the cluster's first devices have to be there."""
+        return num_reached([self.num_devices], self.devices)
+
     def axes(self, rank: int) -> dict[str, int]:
         """Returns the sizes of a rank's mesh axes by name."""
         return dict(self.meshes[rank].axes)
@@ -415,6 +426,10 @@ class Plan:
     def is_one_stage(self) -> bool:
         """Whether one program is the whole step."""
         return not self.schedule and not self.shares
+
+    def machine(self) -> Cluster:
+        """Returns the cluster, whose devices are in the order in which ranks have them. Raises as `parse_cluster`."""
+        return as_placed(parse_cluster("\n".join(self.cluster)), self.devices)
 
     @property
     def cluster_name(self) -> str:
@@ -438,7 +453,8 @@ class Plan:
             each = " and ".join(filter(None, [", ".join(map(str, self.shares[:-1])), str(self.shares[-1])]))
             return f"{self.num_ranks} replicas of mesh {self.mesh}{batches}: {each}"
         ranks = f"{self.num_ranks} rank{'s' if self.num_ranks != 1 else ''}"
-        return f"{self.num_stages} stages on {ranks} of {meshes_text(self.meshes)}{batches}, {self.schedule}"
+        where = f", {placement_text(self.machine(), self.devices)}" if self.devices else ""
+        return f"{self.num_stages} stages on {ranks} of {meshes_text(self.meshes)}{batches}, {self.schedule}{where}"
 
 
 def meshes_text(meshes: Sequence[Mesh]) -> str:

@@ -58,11 +58,13 @@ from rhino.ir.plan.plan import (
     meshes_text,
     rows_text,
 )
-from rhino.ir.plan.step_json import meshes_json, meshes_of
+from rhino.ir.plan.step_json import devices_json, devices_of, meshes_json, meshes_of
 
 FORMAT: Final = "rhino-plan"
 VERSION: Final = 3
 """Of the format: 1 and 2 were folders with a manifest alone, and files of one program were of another format."""
+PLACED: Final = 4
+"""The version of a plan that says which devices its ranks have, which a reader of version 3 would put elsewhere."""
 
 _OLD: Final = ("rhino-spmd-plan", 1, 2)
 _FIX: Final = "make the plan again, with Plan.save, or rhino-opt --auto-shard or --auto-parallel and --plan"
@@ -90,7 +92,7 @@ def plan_text(plan: Plan, files: Mapping[str, str]) -> str:
     predicted, tuned = plan.predicted, plan.autotuning
     data: dict[str, Any] = {
         "format": FORMAT,
-        "version": VERSION,
+        "version": PLACED if plan.devices else VERSION,
         "source": {
             "function": plan.source.function,
             "sha256": plan.source.sha256,
@@ -99,6 +101,7 @@ def plan_text(plan: Plan, files: Mapping[str, str]) -> str:
         },
         "cluster": list(plan.cluster),
         **meshes_json(plan.meshes),
+        **devices_json(plan.devices),
         "stages": plan.num_stages,
         "micro_batches": plan.num_micro_batches,
         "schedule": plan.schedule,
@@ -138,8 +141,9 @@ def plan_data(text: str | bytes, file: str) -> dict[str, Any]:
         raise no_plan(file, f"an older Rhino wrote it, and this reads {FORMAT} version {VERSION}")
     if data.get("format") != FORMAT:
         raise no_plan(file, f"its format is not {FORMAT!r}")
-    if data.get("version") != VERSION:
-        raise no_plan(file, f"it is of version {data.get('version')!r}, and this reads version {VERSION}")
+    if data.get("version") not in (VERSION, PLACED):
+        what = f"it is of version {data.get('version')!r}, and this reads versions {VERSION} and {PLACED}"
+        raise no_plan(file, what)
     if data.get(_DIGEST) != _own_digest(data):
         what = "the plan is not as it was written: its hash is another"
         raise RhinoError("RHI-PLAN-002", what, Place(file), fix="write the plan again")
@@ -163,6 +167,7 @@ def plan_of(data: dict[str, Any], step: Step | None, modules: Mapping[str, str])
         ),
         cluster=texts_of(data["cluster"]),
         meshes=meshes_of(data),
+        devices=devices_of(data),
         num_stages=count_of(data["stages"]),
         num_micro_batches=count_of(data["micro_batches"]),
         schedule=text_of(data["schedule"]),
@@ -508,6 +513,8 @@ def _check_execution(plan: Plan, execution: Execution) -> None:
     step = execution.step
     if step.meshes != plan.meshes:
         raise ValueError(f"the step has {step.num_ranks} ranks of {meshes_text(step.meshes)}")
+    if step.devices != plan.devices:
+        raise ValueError("the step has ranks on other devices")
     for name, found in (("run_s", execution.run_s), ("temp_bytes", execution.temp_bytes)):
         if len(found) != len(step.programs):
             raise ValueError(f"{name} are {len(found)}, expected {len(step.programs)}")

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, assert_never, get_args
 
 from rhino.ir.cluster.mesh import Mesh
+from rhino.ir.cluster.placement import Devices
 from rhino.ir.graph.graph import DEVICE
 from rhino.ir.plan.instructions import (
     Feed,
@@ -33,7 +34,7 @@ def step_text(step: Step) -> str:
     programs = [json.dumps(_program_json(program)) for program in step.programs]
     slots = [json.dumps([slot.rank, *_layout_json(slot.layout)]) for slot in step.slots]
     instructions = [json.dumps(_instruction_json(one)) for one in step.instructions]
-    head = json.dumps({**meshes_json(step.meshes), "constants": step.constants})
+    head = json.dumps({**meshes_json(step.meshes), **devices_json(step.devices), "constants": step.constants})
     rows = {"programs": programs, "slots": slots, "instructions": instructions}
     tables = [f'"{name}": [\n{_lines(lines)}\n]' for name, lines in rows.items()]
     return ",\n".join([head[:-1], *tables]) + "}\n"
@@ -51,6 +52,7 @@ def read_step(data: dict[str, Any]) -> Step:
         slots=tuple([Slot(number_of(rank), _layout(layout)) for rank, *layout in list_of(data["slots"])]),
         instructions=tuple(map(_instruction, list_of(data["instructions"]))),
         constants=tuple([(number_of(slot), small_of(number)) for slot, number in list_of(data["constants"])]),
+        devices=devices_of(data),
     )
 
 
@@ -65,6 +67,16 @@ def meshes_of(data: dict[str, Any]) -> tuple[Mesh, ...]:
     if "meshes" in data:
         return tuple(map(mesh_of, list_of(data["meshes"])))
     return (mesh_of(data["mesh"]),) * count_of(data["ranks"])
+
+
+def devices_json(devices: Devices) -> dict[str, Any]:
+    """Returns the devices of ranks as an entry of an object; none where ranks follow one another."""
+    return {"devices": [list(own) for own in devices]} if devices else {}
+
+
+def devices_of(data: dict[str, Any]) -> Devices:
+    """Returns the devices of ranks that an object has; nothing where ranks follow one another."""
+    return tuple(map(numbers_of, list_of(data.get("devices", []))))
 
 
 def mesh_of(axes: Any) -> Mesh:  # noqa: ANN401 - JSON

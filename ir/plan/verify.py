@@ -11,6 +11,7 @@ One pass over the global list, and one instruction is named where it fails. Prov
   where the ranks have unlike meshes;
 - that each program runs on equal meshes, and its arrays are split along axes of theirs;
 - that no rank is fed an argument twice;
+- that each rank has as many devices as its mesh, and none that another has;
 - that no rank holds more than its memory, counted as the executor holds it.
 
 From this follows what need not be checked. Every instruction stands behind those that it waits for, and each process
@@ -26,6 +27,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias
 
 from rhino.ir.cluster.mesh import Mesh
+from rhino.ir.cluster.placement import numbers_text
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.graph.elements import DTYPES, element_bytes
 from rhino.ir.graph.graph import DEVICE
@@ -52,6 +54,8 @@ _GONE: Final = ("empty", "freed", "taken over")
 
 _FIX: Final = "plan again; instructions that were written by hand have to be corrected"
 
+_DEVICES_FIX: Final = "give each rank as many devices as its mesh has, each device once; or plan again"
+
 _NUM_LARGEST: Final = 3
 """How many of the largest arrays an error about memory names."""
 
@@ -74,8 +78,10 @@ def verify(step: Step, num_arguments: int, num_results: int, limits: Limits | No
     """Proves that `step` can run with so many arguments and results, and within `limits`.
 
     Raises:
-        RhinoError: RHI-STEP-001 to RHI-STEP-007 where it cannot, RHI-STEP-008 where memory does not suffice.
+        RhinoError: RHI-STEP-001 to RHI-STEP-007 and RHI-STEP-009 where it cannot, RHI-STEP-008 where memory does not
+            suffice.
     """
+    _check_devices(step)
     _check_slots(step)
     _check_layouts(step)
     _check_programs(step)
@@ -88,10 +94,15 @@ def verify_plan(plan: Plan, execution: Execution) -> None:
     """Proves that a plan's step can run with the arguments and results that the plan has.
 
     Raises:
-        RhinoError: RHI-STEP-001 to RHI-STEP-007 where it cannot.
+        RhinoError: RHI-STEP-001 to RHI-STEP-007 and RHI-STEP-009 where it cannot.
     """
     step = execution.step
     verify(step, len(plan.arguments), len(plan.results))
+    if plan.devices and plan.num_reached > (count := replace(plan, devices=()).machine().num_devices):
+        what = (
+            f"a rank has device {plan.num_reached - 1}, and cluster {plan.cluster_name!r} has devices 0 to {count - 1}"
+        )
+        raise RhinoError("RHI-STEP-009", what, fix=_DEVICES_FIX)
     for one in step.instructions:
         match one:
             case Feed(number, slot):
@@ -107,6 +118,24 @@ def verify_plan(plan: Plan, execution: Execution) -> None:
             raise RhinoError(
                 "RHI-STEP-006", f"{words} of the step is {_words(layout)}, and the plan says {tensor.words}", fix=_FIX
             )
+
+
+def _check_devices(step: Step) -> None:
+    if step.devices and len(step.devices) != step.num_ranks:
+        what = f"there are devices of {len(step.devices)} ranks, and the step has {step.num_ranks}"
+        raise RhinoError("RHI-STEP-009", what, fix=_DEVICES_FIX)
+    taken: dict[int, int] = {}
+    for rank, own in enumerate(step.devices):
+        words = f"rank {rank} has devices {numbers_text(own)}"
+        if len(own) != step.meshes[rank].num_devices:
+            what = f"{words}, and its mesh {step.meshes[rank]} has {step.meshes[rank].num_devices}"
+            raise RhinoError("RHI-STEP-009", what, fix=_DEVICES_FIX)
+        for device in own:
+            if device in taken:
+                other = taken[device]
+                also = f"device {device} twice" if other == rank else f"and rank {other} has device {device}, too"
+                raise RhinoError("RHI-STEP-009", f"{words}, {also}", fix=_DEVICES_FIX)
+            taken[device] = rank
 
 
 def _check_programs(step: Step) -> None:

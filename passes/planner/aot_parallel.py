@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
-from rhino.ir.cluster.cluster import parse_cluster
 from rhino.ir.cluster.hardware import Cluster
 from rhino.ir.cluster.mesh import Mesh, mesh_of_shape
 from rhino.ir.diagnostics import ExitCode, Place, RhinoError
@@ -58,7 +57,7 @@ class CompiledStages:
 
 def compile_stages(plan: Plan, compiler_for: CompilerFor) -> CompiledStages:
     """Returns what the compiler makes of each program of a plan in stages. Raises RHI-AOT-001 where it refuses one."""
-    execution, cluster = plan.execution, parse_cluster("\n".join(plan.cluster))
+    execution, cluster = plan.execution, plan.machine()
     assert execution is not None, "the plan is in stages"
     step, run_s, temp_bytes, compiler = execution.step, list[float](), list[int](), ""
     for program, mesh in zip(step.programs, program_meshes(step), strict=True):

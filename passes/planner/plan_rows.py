@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from rhino.ir.cluster.cluster import parse_cluster
 from rhino.ir.cluster.groups import rank_budgets, rank_clusters
 from rhino.ir.graph.collective_stats import EMPTY, CollectiveStats, Count
 from rhino.ir.graph.graph import HOST
@@ -90,7 +89,7 @@ class RankLimits:
 
 def rank_limits(plan: Plan) -> tuple[RankLimits, ...]:
     """Returns what the devices of each rank of a plan may hold [ranks]."""
-    cluster, sizes = parse_cluster("\n".join(plan.cluster)), [mesh.num_devices for mesh in plan.meshes]
+    cluster, sizes = plan.machine(), [mesh.num_devices for mesh in plan.meshes]
     budgets, own = rank_budgets(cluster, sizes, plan.predicted.budget_bytes), rank_clusters(cluster, sizes)
     return tuple(
         [
@@ -134,7 +133,7 @@ def host_seconds(plan: Plan) -> float:
     there = [one for one in plan.arguments if one.memory == HOST]
     if not there:
         return 0.0
-    model = CostModel(parse_cluster("\n".join(plan.cluster)).device, ())
+    model = CostModel(plan.machine().device, ())
     seconds = [0.0] * plan.num_ranks
     for one in there:
         seconds[one.rank] += model.visit_s(device_bytes(one, plan.axes(one.rank)), is_updated=one.alias is not None)

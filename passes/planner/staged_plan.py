@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from rhino.ir.cluster.cluster import Cluster, link_between, load_cluster
 from rhino.ir.cluster.mesh import Mesh
+from rhino.ir.cluster.placement import placed_devices
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.mlir.bindings import func, ir, passmanager
 from rhino.ir.mlir.boundary import Attributes, boundary_attributes
@@ -45,7 +46,7 @@ from rhino.passes.planner.plan_rows import in_host_memory, rank_limits
 from rhino.passes.planner.repeated_passes import RepeatedPasses
 from rhino.passes.registry import PARALLEL, build_named
 from rhino.passes.sharding.choose_shardings import MORE_HOST, ChooseShardings
-from rhino.passes.sharding.planning_pass import common_target, rank_models
+from rhino.passes.sharding.planning_pass import common_target, machine_of, rank_models
 from rhino.strategies.choice.sharding_plan import make_plan
 from rhino.strategies.cost.cost_model import CostModel
 from rhino.strategies.memory.peak import predicted_peak
@@ -135,7 +136,7 @@ def make_staged_plan(
     step = read_staged(staged.operation)
     schedule = find_schedule(options.get("schedule") or DEFAULT)
     order = _order(step, schedule, options)
-    machine = load_cluster(cluster)
+    machine = machine_of(load_cluster(cluster), max(order.rank_of) + 1)
     modules, models = program_modules(staged), _models(step, machine, order.rank_of)
     mesh_of = {part.program: step.meshes[part.stage] for part in step.parts}
     priced = [
@@ -143,7 +144,9 @@ def make_staged_plan(
     ]
     run_s, temp_bytes = tuple(seconds for seconds, _ in priced), tuple(size for _, size in priced)
     instructions = assemble(step, order, run_s)
-    outer = link_between(machine, [mesh.num_devices for mesh in instructions.meshes])
+    sizes = [mesh.num_devices for mesh in instructions.meshes]
+    instructions = replace(instructions, devices=placed_devices(machine, sizes))
+    outer = link_between(machine, sizes)
     link, num_ranks = Link(outer.fixed_s, outer.per_s), instructions.num_ranks
     simulation = simulate(instructions, Costs(run_s, temp_bytes, equal_links(num_ranks, link)))
     texts = {
@@ -160,6 +163,7 @@ def make_staged_plan(
         source=source,
         cluster=cluster_lines(cluster),
         meshes=instructions.meshes,
+        devices=instructions.devices,
         num_stages=1 if step.shares else step.num_stages,
         num_micro_batches=step.num_micro_batches,
         schedule=schedule.name if is_pipeline else "",

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from rhino.ir.cluster.cluster import parse_cluster
 from rhino.ir.graph.graph import HOST
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.boundary import Side
@@ -142,7 +141,7 @@ def annotate(
     with module.context, ir.Location.unknown():
         if plan.sharding.views:
             write_views(module.operation, plan.sharding.views, name)
-        target = rank_target(parse_cluster("\n".join(plan.cluster)), plan.mesh, 1)
+        target = rank_target(plan.machine(), plan.mesh, 1)
         write_mesh(module.operation, target)
         write_packing(module.operation, packing_of(target.model))
         mesh_name, mesh = module_mesh(module.operation) or (MESH_NAME, plan.mesh)

@@ -20,6 +20,7 @@ from typing import Final
 import numpy as np
 
 from rhino.ir.cluster.cluster import load_cluster
+from rhino.ir.cluster.placement import placed_name
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.manual import bytecode
@@ -171,7 +172,7 @@ def again(module: ir.Module, plan: Plan, pins: Sequence[str] = ()) -> Found:
     It annotates `module`. Where an expert's plan was completed, what that says holds but for the arguments of `pins`.
     """
     _check_program(module, plan)
-    with _cluster_file(plan.cluster) as cluster:
+    with _cluster_file(plan) as cluster:
         options = {**search_options(plan, cluster), "pin": _pins_of(plan.options, pins)}
         given = {name: text for name, text in options.items() if text}
         if plan.compared and (expert := plan.compared.best.seed):
@@ -187,7 +188,7 @@ def again(module: ir.Module, plan: Plan, pins: Sequence[str] = ()) -> Found:
 def _staged_again(module: ir.Module, plan: Plan, pin: str) -> Plan:
     """Returns the plan in as many stages and micro-batches that keeps to a pin, too."""
     _check_program(module, plan)
-    with _cluster_file(plan.cluster) as cluster:
+    with _cluster_file(plan) as cluster:
         options = {**cut_options(plan, cluster), "pin": _pins_of(plan.options, (pin,))}
         cut_step(module, plan.source.function, options, Remarks(plan.source.function), _unsplit(plan))
         made = make_staged_plan(module, plan.source, cluster, plan.predicted.budget_bytes, options)
@@ -213,7 +214,7 @@ def replanned(module: ir.Module, plan: Plan) -> Replanned:
         )
     _check_program(module, plan)
     remarks = Remarks(plan.source.function)
-    with _cluster_file(plan.cluster) as cluster:
+    with _cluster_file(plan) as cluster:
         cut_step(module, remarks.file, cut_options(plan, cluster), remarks, _unsplit(plan), is_split=False)
     chosen, cut = remarks.result(ShardingChoice), remarks.find(StageCut)
     costs = plan_costs(chosen)
@@ -237,12 +238,12 @@ def _check_program(module: ir.Module, plan: Plan) -> None:
 
 
 @contextmanager
-def _cluster_file(lines: Iterable[str]) -> Iterator[str]:
-    """Gives the name of a file of a cluster, while it is entered."""
+def _cluster_file(plan: Plan) -> Iterator[str]:
+    """Gives the name of a file of a plan's cluster, with the order of its devices, while it is entered."""
     with tempfile.NamedTemporaryFile("w", suffix=".toml", encoding="utf-8") as file:
-        file.write("\n".join(lines))
+        file.write("\n".join(plan.cluster))
         file.flush()
-        yield file.name
+        yield placed_name(file.name, plan.machine().order)
 
 
 def _pins_of(options: Mapping[str, str], pins: Sequence[str]) -> str:

@@ -135,8 +135,13 @@ class PlanningPass(Pass):
         return read_program(entry, target.mesh, remarks.file)
 
 
+def machine_of(cluster: Cluster, num_ranks: int) -> Cluster:
+    """Returns the cluster as so many ranks see it: one program takes devices as numbered, whatever order ranks have."""
+    return replace(cluster, order=()) if num_ranks == 1 and cluster.order else cluster
+
+
 def _target(cluster: Cluster, name: str, mesh: Mesh) -> Target:
-    return Target(name, mesh, CostModel(cluster.device, mesh_axes(cluster, mesh.shape, mesh.names)))
+    return Target(name, mesh, CostModel(cluster.device, mesh_axes(machine_of(cluster, 1), mesh.shape, mesh.names)))
 
 
 def group_target(group: Cluster, mesh: Mesh) -> Target:

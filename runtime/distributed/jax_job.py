@@ -19,6 +19,7 @@ import numpy as np
 from jax._src import distributed
 from jax.experimental import multihost_utils
 
+from rhino.ir.cluster.placement import Devices, num_reached
 from rhino.ir.diagnostics import RhinoError
 from rhino.runtime.distributed.processes import DEFAULT_HEARTBEAT_S, ProcessJob, Team, join, share_ranks, start_service
 from rhino.runtime.executor.devices import pick_devices
@@ -29,16 +30,17 @@ from rhino.runtime.executor.transport import SocketTransport
 _LONGEST_ADDRESS: Final = 128
 
 
-def deal_devices(sizes: Sequence[int]) -> tuple[jax.Device, ...]:
-    """Returns devices for ranks of `sizes` [ranks], one rank after another.
+def deal_devices(sizes: Sequence[int], placed: Devices = ()) -> tuple[jax.Device, ...]:
+    """Returns devices for ranks of `sizes` [ranks], one rank after another, or all up to the last of those `placed`.
 
-    They are JAX's first devices, or in a job the first devices of each process.
+    They are JAX's first devices, or in a job the first devices of each process; where ranks have devices by number,
+    those of all processes, one process after another.
 
     Raises:
         RhinoError: RHI-RUN-004 where there are too few, or fewer ranks than processes.
     """
-    if jax.process_count() == 1:
-        return pick_devices(sum(sizes))
+    if jax.process_count() == 1 or placed:
+        return pick_devices(num_reached(sizes, placed))
     team = share_ranks(sizes, jax.process_count())
     dealt: list[jax.Device] = []
     for process, ranks in enumerate(team.ranks):

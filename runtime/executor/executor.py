@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from rhino.ir.cluster.placement import num_reached
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.plan.instructions import (
@@ -306,7 +307,10 @@ class Executor:
 def devices_of_ranks(
     step: Step, devices: Sequence[jax.Device], ranks: Sequence[int] | None = None
 ) -> dict[int, tuple[jax.Device, ...]]:
-    """Returns the devices of each of `ranks` (None is all), taken from `devices` one rank after another.
+    """Returns the devices of each of `ranks` (None is all), taken from `devices`.
+
+    All ranks have theirs by number, or one rank after another where the step has no numbers. Some ranks have those that
+    are theirs alone, in the order of the numbers.
 
     Raises:
         RhinoError: RHI-RUN-004 where there are too few.
@@ -314,9 +318,15 @@ def devices_of_ranks(
     chosen = range(step.num_ranks) if ranks is None else ranks
     meshes = [step.meshes[rank] for rank in chosen]
     ends = list(accumulate(mesh.num_devices for mesh in meshes))
-    if len(devices) < ends[-1]:
-        what = f"{len(chosen)} ranks of {meshes_text(meshes)} need {ends[-1]} devices, not {len(devices)}"
+    own = tuple([step.devices[rank] for rank in chosen]) if step.devices else ()
+    there = sorted(number for one in own for number in one)
+    needed = num_reached(ends[-1:], own if ranks is None else ())
+    if len(devices) < needed:
+        what = f"{len(chosen)} ranks of {meshes_text(meshes)} need {needed} devices, not {len(devices)}"
         raise RhinoError("RHI-RUN-004", what, fix="give more devices, or plan for fewer")
+    if own:
+        place = {number: number if ranks is None else at for at, number in enumerate(there)}
+        return {rank: tuple([devices[place[one]] for one in step.devices[rank]]) for rank in chosen}
     return {
         rank: tuple(devices[end - mesh.num_devices : end]) for rank, mesh, end in zip(chosen, meshes, ends, strict=True)
     }

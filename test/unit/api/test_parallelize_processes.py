@@ -160,6 +160,7 @@ def test_ranks_are_dealt_to_processes_whole(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(jax, "devices", lambda: there)
     assert [one.id for one in deal_devices((2, 2))] == [0, 1, 3, 4]
     assert [one.id for one in deal_devices((1, 1, 1))] == [0, 1, 3]
+    assert [one.id for one in deal_devices((2, 2), ((0, 4), (1, 3)))] == [0, 1, 2, 3, 4]
     with pytest.raises(RhinoError, match=r"RHI-RUN-004.*process 0 \(ranks 0, 1\) needs 4 devices, and has 3"):
         deal_devices((2, 2, 2))
     ranks = [SimpleNamespace(rank=rank, devices=there[3 + rank : 4 + rank]) for rank in range(2)]

@@ -110,6 +110,41 @@ def test_what_is_written_is_read_again(folder: Path, task: Task, schedule: str):
     assert load_plan(folder) == plan
 
 
+def test_a_plan_says_which_devices_its_ranks_have_if_they_do_not_follow_one_another(folder: Path):
+    """What an older reader would put on other devices has a version of its own; the rest is as it was."""
+    plain = json.loads((folder / "plan.json").read_text())
+    assert (plain["version"], "devices" in plain) == (3, False)
+    devices = ((0, 4), (1, 5))
+    step = replace(STEP, devices=devices)
+    plan = replace(PLAN, devices=devices, execution=replace(PLAN.execution, step=step))
+    save_plan(plan, folder)
+    assert load_plan(folder) == load_proven_plan(folder) == plan
+    assert json.loads((folder / "plan.json").read_text())["version"] == 4
+    assert "1f1b, ranks on devices 0,4; 1,5, for cpu8" in explain_text(plan)
+    save_plan(replace(PLAN, devices=devices), folder)
+    assert "malformed: ValueError: the step has ranks on other devices" in refused(folder).what
+
+
+@pytest.mark.parametrize(
+    ("devices", "says"),
+    [
+        (((0, 4), (1, 4)), "rank 1 has devices 1,4, and rank 0 has device 4, too"),
+        (((0, 0), (1, 4)), "rank 0 has devices 0,0, device 0 twice"),
+        (((0, 4, 5), (1,)), "rank 0 has devices 0,4-5, and its mesh x=2 has 2"),
+        (((0, 4),), "there are devices of 1 ranks, and the step has 2"),
+        (((0, 4), (1, 8)), "a rank has device 8, and cluster 'cpu8' has devices 0 to 7"),
+    ],
+)
+def test_ranks_on_devices_that_they_cannot_have_are_refused(folder: Path, devices, says: str):
+    step = replace(STEP, devices=devices)
+    save_plan(replace(PLAN, devices=devices, execution=replace(PLAN.execution, step=step)), folder)
+    with pytest.raises(RhinoError, match="RHI-STEP-009") as caught:
+        load_proven_plan(folder)
+    assert caught.value.what == says
+    assert caught.value.place.file == str(folder / "step.json")
+    assert "each device once" in caught.value.fix
+
+
 @pytest.mark.parametrize("side", ["arguments", "results"])
 @pytest.mark.parametrize("kind", ["f32[2,4]", "i32[4,2]", "float16[4,2]"])
 def test_a_step_takes_and_gives_what_its_plan_says(side: str, kind: str):

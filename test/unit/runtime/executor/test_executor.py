@@ -186,6 +186,11 @@ class TestStep:
             Executor(one.step, one.modules, {0: jax.devices()[:2], 1: jax.devices()[2:4]})
         with raises("RHI-RUN-004", "need 2 devices, not 1"):
             devices_of_ranks(one.step, jax.devices()[:1])
+        placed, devices = dataclasses.replace(mlp(num_devices=2).step, devices=((0, 5), (4, 1))), jax.devices()
+        assert devices_of_ranks(placed, devices) == {0: (devices[0], devices[5]), 1: (devices[4], devices[1])}
+        assert devices_of_ranks(placed, devices[:2], (1,)) == {1: (devices[1], devices[0])}
+        with raises("RHI-RUN-004", "need 6 devices, not 5"):
+            devices_of_ranks(placed, devices[:5])
         with raises("RHI-RUN-004", "no devices for"):
             Executor(one.step, one.modules, {0: jax.devices()[:1]}, cache=CACHE)
 
