@@ -46,6 +46,7 @@ from rhino.passes.sharding.planning_pass import OTHERS_NEED_LESS
 from rhino.passes.textual_pipelines import build_pass_manager
 from rhino.plan_options import PlanOptions
 from rhino.runtime.aot.compile import compiler_of
+from rhino.runtime.distributed.jax_job import num_processes
 from rhino.runtime.executor.inputs import nonnegative_arguments
 from rhino.source import key_words, read_traced, shapes, tensors, with_kinds
 from rhino.traced import Traced
@@ -342,6 +343,7 @@ def _autotuned(traced: Traced, request: PlanRequest, module: ir.Module, own: Pla
         options,
         request.schedules(),
         own_shapes=True,
+        processes=num_processes(),
     )
     compiler_for = _compiler_for(traced, request, own, by_jit=False)
     of_jit = _compiler_for(traced, request, own, by_jit=True) if compiler_for else None

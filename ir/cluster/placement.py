@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice, pairwise, permutations
+from itertools import islice, pairwise
 from typing import Final
 
 import numpy as np
@@ -26,7 +26,7 @@ Devices = tuple[tuple[int, ...], ...]
 """The devices of ranks, by their numbers in the cluster, each rank's in its mesh's order [ranks][devices]."""
 
 MOST_ORDERS: Final = 6
-"""Orders of groups that are looked at: all of three groups."""
+"""Orders of unlike devices that are looked at: all of three groups, and of two ranks on each of two groups."""
 
 AT: Final = "@"
 """What stands between a cluster and an order of its devices, as in `v100x8x2@0-3,8-11,4-7,12-15`."""
@@ -65,8 +65,11 @@ def parse_placed(text: str) -> tuple[str, tuple[int, ...] | None]:
 
 
 def placed_name(cluster: str, order: Sequence[int]) -> str:
-    """Returns the text that `parse_placed` reads as a cluster and an order; the cluster alone without one."""
-    return f"{cluster}{AT}{numbers_text(order)}" if order else cluster
+    """Returns the text that `parse_placed` reads as a cluster and an order, in place of one that is there already.
+
+    Without an order it is the cluster as it is.
+    """
+    return f"{parse_placed(cluster)[0]}{AT}{numbers_text(order)}" if order else cluster
 
 
 def numbers_text(numbers: Sequence[int]) -> str:
@@ -76,38 +79,62 @@ def numbers_text(numbers: Sequence[int]) -> str:
     return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
-def placements(cluster: Cluster, num_ranks: int) -> tuple[Cluster, ...]:
-    """Returns the orders in which so many ranks, of one size, may take a cluster's devices: first as it is.
+def placements(cluster: Cluster, sizes: Sequence[int]) -> tuple[Cluster, ...]:
+    """Returns the orders in which ranks of `sizes` [ranks] may take a cluster's devices: first as it is.
 
-    Of equal devices these are one for each border between levels: within it ranks take turns, and each has as many
-    devices in every unit outside of it. Of groups these are the orders of groups that differ in their devices, at most
-    `MOST_ORDERS`. There is none beside the first for one rank, nor where the cluster has an order already.
+    Of equal devices these are one for each border between levels, in which ranks have devices in as many of the units
+    outside of it as they can, if they are equal and have all devices. Of groups they are the orders that differ in
+    their devices, of ranks if these are equal and lie in one group each, and orders are few, or else of groups; at most
+    `MOST_ORDERS` beside the first. There is none beside it for one rank, nor where the cluster has an order already.
     """
-    if num_ranks == 1 or cluster.order:
+    if len(sizes) == 1 or cluster.order:
         return (cluster,)
-    orders = _orders_of_groups(cluster) if cluster.groups else _orders_by_level(cluster, num_ranks)
+    is_even = len(set(sizes)) == 1 and sum(sizes) == cluster.num_devices
+    if cluster.groups:
+        orders = _orders_of_groups(cluster, sizes[0] if is_even else 0)
+    else:
+        orders = _orders_by_level(cluster, len(sizes)) if is_even else iter(())
     return tuple(dict.fromkeys([cluster, *(placed(cluster, order) for order in orders)]))
 
 
-def _orders_by_level(cluster: Cluster, num_ranks: int) -> list[tuple[int, ...]]:
+def _orders_by_level(cluster: Cluster, num_ranks: int) -> Iterator[tuple[int, ...]]:
     count = cluster.num_devices
-    outer = [math.prod(level.size for level in cluster.levels[:border]) for border in range(1, len(cluster.levels))]
-    return [
-        tuple(np.arange(count).reshape(units, num_ranks, -1).swapaxes(0, 1).ravel().tolist())
-        for units in outer
-        if units > 1 and count % (units * num_ranks) == 0
-    ]
+    for border in range(1, len(cluster.levels)):
+        units = math.prod(level.size for level in cluster.levels[:border])
+        if units > 1 and count % (units * num_ranks) == 0:
+            yield tuple(np.arange(count).reshape(units, num_ranks, -1).swapaxes(0, 1).ravel().tolist())
+        elif units > 1:
+            yield tuple(sorted(range(count), key=lambda device: device % num_ranks))
 
 
-def _orders_of_groups(cluster: Cluster) -> list[tuple[int, ...]]:
-    starts = np.cumsum([0, *(group.num_devices for group in cluster.groups)]).tolist()
-    found: dict[tuple[object, ...], tuple[int, ...]] = {}
-    for order in permutations(range(len(cluster.groups))):
-        kinds = tuple([(cluster.groups[one].device, cluster.groups[one].levels) for one in order])
-        found.setdefault(kinds, tuple([device for one in order for device in range(starts[one], starts[one + 1])]))
-        if len(found) == MOST_ORDERS:
-            break
-    return list(islice(found.values(), 1, None))
+def _orders_of_groups(cluster: Cluster, rank_size: int) -> Iterator[tuple[int, ...]]:
+    """Yields the orders that differ of ranks of `rank_size`, if these are few and lie in groups, or else of groups."""
+    ends = np.cumsum([group.num_devices for group in cluster.groups]).tolist()
+    groups = [range(end - group.num_devices, end) for group, end in zip(cluster.groups, ends, strict=True)]
+    blocks = groups
+    if rank_size and all(len(own) % rank_size == 0 for own in groups):
+        ranks = [own[at : at + rank_size] for own in groups for at in range(0, len(own), rank_size)]
+        lengths = [len(own) // rank_size for own in groups]
+        if math.factorial(len(ranks)) // math.prod(map(math.factorial, lengths)) <= MOST_ORDERS:
+            blocks = ranks
+    kinds = [(group.device, group.levels) for group in cluster.groups]
+    of_kind: dict[int, list[range]] = {}
+    for block in blocks:
+        group = next(at for at, own in enumerate(groups) if block[0] in own)
+        of_kind.setdefault(kinds.index(kinds[group]), []).append(block)
+    for sequence in islice(_sequences({kind: len(own) for kind, own in of_kind.items()}), MOST_ORDERS):
+        left = {kind: iter(own) for kind, own in of_kind.items()}
+        yield tuple([device for kind in sequence for device in next(left[kind])])
+
+
+def _sequences(left: Mapping[int, int]) -> Iterator[tuple[int, ...]]:
+    """Yields the different sequences of numbers, each of which is there so many times."""
+    if not any(left.values()):
+        yield ()
+    for number, count in left.items():
+        if count:
+            for rest in _sequences({**left, number: count - 1}):
+                yield (number, *rest)
 
 
 def placed_devices(cluster: Cluster, sizes: Sequence[int]) -> Devices:

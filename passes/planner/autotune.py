@@ -429,4 +429,5 @@ def decided(estimate: Estimate) -> Decided:
     pipeline = pipeline_of(SCHEDULES[estimate.schedule], config) if estimate.schedule else None
     stages, chunks = (pipeline.num_stages, pipeline.chunks) if pipeline else (1, 1)
     own = (config.meshes or (config.mesh,), config.micro_batches, config.remat)
-    return Decided(stages, chunks, estimate.schedule, *own, config.replicas, estimate.recomputes)
+    placing = config.replicas, estimate.recomputes, estimate.device_order
+    return Decided(stages, chunks, estimate.schedule, *own, *placing)

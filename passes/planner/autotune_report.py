@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, prod
 from typing import Any, Final
 
+from rhino.ir.cluster.cluster import load_cluster
+from rhino.ir.cluster.placement import placed, placed_devices, placement_text
 from rhino.ir.plan.plan import Alternative, Autotuning, Comparison, CompiledPlan, Plan
 from rhino.ir.units import format_bytes, format_seconds, peak_text
 from rhino.passes.pipeline.rematerialize import BY_STAGE
@@ -83,7 +85,7 @@ class Report:
         gap = _part(self.chosen.step_s - bound_s, self.chosen.step_s)
         ended = "" if self.explored.is_complete else "; the search ended early"
         lines = [
-            f"{_named(one)}: step {format_seconds(self.chosen.step_s)}, no plan that was compared takes less than "
+            f"{self.name(one)}: step {format_seconds(self.chosen.step_s)}, no plan that was compared takes less than "
             f"{format_seconds(bound_s)} "
             f"({gap:.1%}); {peak_text(max(self.chosen.peak_bytes), self.budget_bytes)}",
             f"  about {format_seconds(one.step_s)} by its estimate: {_parts(one)}",
@@ -100,13 +102,13 @@ class Report:
             for count in self.layers
         ]
         lost = self.lost()
-        lines += [f"  {_named(other.estimate)}: {_step(other)}, {other.why}" for other in lost[:SHOWN]]
+        lines += [f"  {self.name(other.estimate)}: {_step(other)}, {other.why}" for other in lost[:SHOWN]]
         if len(lost) > SHOWN:
             lines.append(f"  and {len(lost) - SHOWN} more that are slower")
         if cut_off := self.cut_off():
             whose = "was cut off before the end of its" if len(cut_off) == 1 else "were cut off before the end of their"
             lines.append(f"  {len(cut_off)} {whose} search:")
-            lines += [f"    {_cut_name(other)}: {why}" for other, why in cut_off[:SHOWN]]
+            lines += [f"    {self.cut_name(other)}: {why}" for other, why in cut_off[:SHOWN]]
             if len(cut_off) > SHOWN:
                 lines.append(f"    and {len(cut_off) - SHOWN} more, from {format_seconds(cut_off[SHOWN][0].step_s)} on")
         none = self.refused()
@@ -129,7 +131,32 @@ class Report:
         found += [
             Lost(one.quickest, None, self.loss(one.quickest)) for one in self.explored.ranked if one.config not in gone
         ]
+        found += self.elsewhere()
         return sorted(found, key=lambda one: (one.step_s, one.estimate.config))
+
+    def elsewhere(self) -> list[Lost]:
+        """Returns the best plan of the chosen configuration in each other order of the cluster's devices."""
+        chosen, best = self.chosen.estimate, dict[tuple[int, ...], Estimate]()
+        every = [one for one in self.explored.ranked if one.config == chosen.config]
+        plans = [plan for one in every for plan in (one, *([one.ahead] if one.ahead else []), *one.others)]
+        for plan in sorted(plans, key=lambda one: one.step_s):
+            best.setdefault(plan.device_order, plan)
+        made = {one.estimate: one for one in self.made}
+        others = [(plan, made.get(plan)) for order, plan in best.items() if order != chosen.device_order]
+        return [Lost(plan, own, self.made_loss(own) if own else self.loss(plan)) for plan, own in others]
+
+    def name(self, one: Estimate) -> str:
+        """Returns what a plan is called, with the devices of its ranks where they do not follow one another."""
+        name = plan_name(one.config, one.schedule, recomputes=one.recomputes)
+        if not one.device_order:
+            return name
+        cluster = load_cluster(self.cluster)
+        devices = placed_devices(placed(cluster, one.device_order), [prod(mesh) for mesh in one.config.rank_meshes])
+        return f"{name}, {placement_text(cluster, devices)}"
+
+    def cut_name(self, one: CutOff) -> str:
+        """Returns what a configuration is called that was cut off: the best plan that was estimated of it, if any."""
+        return self.name(one.plans[0]) if one.plans else str(one.config)
 
     def made_loss(self, plan: MadePlan) -> str:
         """Returns by what a plan loses whose programs were made."""
@@ -180,7 +207,7 @@ class Report:
     def alternatives(self) -> Iterator[Alternative]:
         """Yields the alternatives: other plans, best first, then configurations cut off, then refused ones."""
         for one in self.lost():
-            yield Alternative(_named(one.estimate), one.step_s, one.estimate.bound_s, one.made is not None, one.why)
+            yield Alternative(self.name(one.estimate), one.step_s, one.estimate.bound_s, one.made is not None, one.why)
         for cut, why in self.cut_off():
             yield Alternative(
                 str(cut.config), None, cut.bound_s, is_exact=False, why=f"cut off before the end of its search: {why}"
@@ -237,7 +264,8 @@ def _config_json(config: PlanConfig) -> dict[str, Any]:
 def _plan_json(one: Estimate) -> dict[str, Any]:
     """Returns what says a plan, as options of the command line do."""
     own = {"remat": BY_STAGE} if one.recomputes else {}
-    return _config_json(one.config) | own | {"schedule": one.schedule}
+    order = {"device_order": list(one.device_order)} if one.device_order else {}
+    return _config_json(one.config) | own | order | {"schedule": one.schedule}
 
 
 def _estimate_json(one: Estimate) -> dict[str, Any]:
@@ -272,14 +300,6 @@ def _cut_json(one: CutOff) -> dict[str, Any]:
 
 def _counts(explored: Explored) -> str:
     return ", ".join(f"{count} for {name}" for name, count in explored.num_requested.items())
-
-
-def _named(one: Estimate) -> str:
-    return plan_name(one.config, one.schedule, recomputes=one.recomputes)
-
-
-def _cut_name(one: CutOff) -> str:
-    return _named(one.plans[0]) if one.plans else str(one.config)
 
 
 def _step(one: Lost) -> str:

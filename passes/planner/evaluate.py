@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import compress
 from math import inf, prod
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -20,8 +21,10 @@ import numpy as np
 
 from rhino.ir.arrays import Ints
 from rhino.ir.cluster.cluster import Cluster, load_cluster, mesh_axes, takes_three_axes
-from rhino.ir.cluster.groups import num_units, rank_budgets, rank_groups
+from rhino.ir.cluster.groups import num_units, rank_budgets, rank_clusters, rank_devices, rank_groups
+from rhino.ir.cluster.hardware import Line
 from rhino.ir.cluster.mesh import Mesh, mesh_of_shape, option_of_meshes
+from rhino.ir.cluster.placement import placements
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.graph.graph import Graph, Loop
 from rhino.ir.mlir.bindings import ir, make_context
@@ -41,8 +44,10 @@ from rhino.passes.planner.choose_layouts import viewed_copy
 from rhino.passes.planner.evaluate_ranks import OnMesh, UnlikeRanks, on_mesh, unlike_ranks
 from rhino.passes.planner.setup import Setup
 from rhino.passes.planner.staged_outcomes import (
+    PlacedSteps,
     StagedStep,
     best_first,
+    best_placed,
     heard,
     shares_of,
     staged_step,
@@ -88,7 +93,7 @@ class _Staged:
     """A step that is sharded by `states` [nodes], as a pipeline."""
 
     states: Ints
-    step: StagedStep
+    step: PlacedSteps
 
 
 SCREENED: Final = 4
@@ -116,10 +121,12 @@ _Key: TypeAlias = tuple[int, int, float, int, str]
 class _Planning:
     """The search of a configuration that has begun, to end where it takes `cutoff_s`.
 
-    `staged` is the step in stages where nothing binds, once that is known.
+    Its ranks take devices as in one of `clusters`, by which their links are the same. `staged` is the step in stages
+    where nothing binds, once that is known.
     """
 
     config: PlanConfig
+    clusters: Sequence[Cluster]
     program: Program
     choice: Choice
     loop: Loop | None
@@ -167,17 +174,54 @@ class Evaluator:
         try:
             if config.meshes:
                 return self.on_unlike_ranks(config, cutoff_s)
-            target = self.target(config)
+            found = list[Outcome]()
+            every = self.placements(config)
             with self.context:
-                step = self.program(config, target.mesh)
-                plain = self.planned(config, step[1], target, cutoff_s)
-                viewed = self.viewed(step[0], target)
-                if viewed is None:
-                    return plain
-                limit_s = min(cutoff_s, plain.step_s) if isinstance(plain, Estimate) else cutoff_s
-                return _best(plain, self.planned(config, viewed[1], target, limit_s))
+                step = self.program(config, mesh_of_shape(config.mesh))
+                for target, clusters in every.items():
+                    best_s = min([cutoff_s, *(one.step_s for one in found if isinstance(one, Estimate))])
+                    found.append(self.on_target(config, step, target, clusters, best_s))
+            return best_placed(found)
         except RhinoError as error:
             return Refused(config, error.what, by_memory=False)
+
+    def on_target(
+        self,
+        config: PlanConfig,
+        step: tuple[ir.Module, Program],
+        target: Target,
+        clusters: Sequence[Cluster],
+        cutoff_s: float,
+    ) -> Outcome:
+        """Returns the outcome of a configuration whose ranks take devices as in one of some `clusters`."""
+        plain = self.planned(config, step[1], target, clusters, cutoff_s)
+        viewed = self.viewed(step[0], target)
+        if viewed is None:
+            return plain
+        limit_s = min(cutoff_s, plain.step_s) if isinstance(plain, Estimate) else cutoff_s
+        return _best(plain, self.planned(config, viewed[1], target, clusters, limit_s))
+
+    def placements(self, config: PlanConfig) -> dict[Target, tuple[Cluster, ...]]:
+        """Returns the orders in which ranks may take devices, together those by which a rank's links are the same.
+
+        Orders by which ranks are on like devices, with like links between them, are one. Replicas are alike in any.
+        """
+        mesh, sizes = mesh_of_shape(config.mesh), (prod(config.mesh),) * config.num_ranks
+        found: dict[Target, dict[object, Cluster]] = {}
+        for cluster in self.orders(sizes) if config.replicas == 1 else (self.cluster,):
+            target = rank_target(cluster, mesh, config.num_ranks)
+            parts = [(one.device, one.levels) for one in rank_clusters(cluster, sizes)]
+            kind = mesh_axes(cluster, (config.num_ranks, *config.mesh))[0].link, tuple(parts)
+            found.setdefault(target, {}).setdefault(kind, cluster)
+        return {target: tuple(clusters.values()) for target, clusters in found.items()}
+
+    def orders(self, sizes: Sequence[int]) -> tuple[Cluster, ...]:
+        """Returns the orders of devices that are looked at for ranks of `sizes` [ranks], none in two processes."""
+        first, *others = placements(self.cluster, sizes)
+        share = max(1, self.cluster.num_devices // self.setup.processes)
+        ranks = [rank_devices(one, sizes) for one in others]
+        in_one = [all(len({device // share for device in own}) == 1 for own in every) for every in ranks]
+        return first, *compress(others, in_one)
 
     def on_unlike_ranks(self, config: PlanConfig, cutoff_s: float) -> Outcome:
         """Returns the outcome of a configuration whose ranks have unlike meshes."""
@@ -187,7 +231,11 @@ class Evaluator:
             if least_s >= cutoff_s:
                 return CutOff(config, least_s, least_s, by_memory=False, arithmetic_s=least_s)
             parts = {mesh: self.on_mesh(config, mesh) for mesh in dict.fromkeys(config.meshes)}
-            return UnlikeRanks(config, self.setup, self.cluster, parts).outcome(cutoff_s)
+            found = list[Outcome]()
+            for cluster in self.orders([prod(mesh) for mesh in config.meshes]):
+                best_s = min([cutoff_s, *(one.step_s for one in found if isinstance(one, Estimate))])
+                found.append(UnlikeRanks(config, self.setup, cluster, parts).outcome(best_s))
+            return best_placed(found)
 
     def on_mesh(self, config: PlanConfig, mesh: tuple[int, ...]) -> OnMesh:
         """Returns the step of a configuration on a mesh of unlike ranks; those of one step are kept together."""
@@ -210,7 +258,11 @@ class Evaluator:
             for mesh in request.meshes:
                 with suppress(RhinoError):  # constraints may not hold on a mesh
                     parts[mesh] = self.on_mesh(config, mesh)
-            return unlike_ranks(parts, self.setup, self.cluster, request, cutoff_s)
+            found: dict[PlanConfig, float] = {}
+            for cluster in placements(self.cluster, (1, 1)):  # of groups alone, whatever sizes ranks have
+                for step_s, one in unlike_ranks(parts, self.setup, cluster, request, cutoff_s):
+                    found[one] = min(step_s, found.get(one, inf))
+            return sorted([(step_s, one) for one, step_s in found.items()])
 
     def program(self, config: PlanConfig, mesh: Mesh) -> tuple[ir.Module, Program]:
         """Returns the step of a configuration on the mesh of a rank, which lasts as long as its module.
@@ -321,41 +373,43 @@ class Evaluator:
             part.replace(file)  # whole or not at all: others may look at any time
         return found
 
-    def target(self, config: PlanConfig) -> Target:
-        """Returns the mesh of a rank, on the links that it has where every rank has one."""
-        return rank_target(self.cluster, mesh_of_shape(config.mesh), config.num_ranks)
-
-    def budgets(self, config: PlanConfig) -> tuple[float, ...]:
+    def budgets(self, config: PlanConfig, cluster: Cluster) -> tuple[float, ...]:
         """Returns the bytes that a device of each rank may hold [ranks]; of replicas, which hold as much, the least."""
-        own = rank_budgets(self.cluster, (prod(config.mesh),) * config.num_ranks, self.setup.budget_bytes)
+        own = rank_budgets(cluster, (prod(config.mesh),) * config.num_ranks, self.setup.budget_bytes)
         return (min(own),) if config.replicas > 1 else own
 
-    def effective_ranks(self, config: PlanConfig, target: Target) -> float:
+    def budget(self, config: PlanConfig, clusters: Sequence[Cluster]) -> float:
+        """Returns the bytes that a device of all ranks together may hold at most, in any of some orders."""
+        return max(sum(self.budgets(config, cluster)) for cluster in clusters)
+
+    def effective_ranks(self, config: PlanConfig, target: Target, cluster: Cluster) -> float:
         """Returns as how many ranks the ranks of a configuration count at most, each as quick as its devices are.
 
         The step's seconds on one rank, by `target`, divided by that are the least that a pipeline takes.
         """
-        groups, group = rank_groups(self.cluster, (prod(config.mesh),) * config.num_ranks)
-        if groups == (self.cluster,):
+        groups, group = rank_groups(cluster, (prod(config.mesh),) * config.num_ranks)
+        if groups == (cluster,):
             return config.num_ranks
         ratios = [least_time_ratio(group_target(one, target.mesh).model, target.model) for one in groups]
         return sum(1 / ratios[number] for number in group) if all(ratios) else inf
 
-    def planned(self, config: PlanConfig, program: Program, target: Target, cutoff_s: float) -> Outcome:
-        """Returns what the best shardings of a step come to."""
+    def planned(
+        self, config: PlanConfig, program: Program, target: Target, clusters: Sequence[Cluster], cutoff_s: float
+    ) -> Outcome:
+        """Returns what the best shardings of a step come to on ranks that take devices as in one of `clusters`."""
         least_s = arithmetic_s(program.graph, self.cluster)
         if least_s >= cutoff_s:
             return CutOff(config, least_s, least_s, by_memory=False, arithmetic_s=least_s)
         choice = begin_choice(with_offload(program, target) if self.setup.options.get(_OFFLOAD) else program, target)
         loop = accumulation_loop(program)
-        ranks, effective_ranks = config.stages, self.effective_ranks(config, target)
+        ranks, effective_ranks = config.stages, max(self.effective_ranks(config, target, one) for one in clusters)
         ops_s = _least_cost_s(choice.problem) / effective_ranks
         if ops_s >= cutoff_s:
             return CutOff(config, ops_s, ops_s, by_memory=False)
         recomputes = self.setup.recomputes and ranks > 1 and not config.remat
         with_memory = None
         if ranks > target.mesh.num_devices:  # memory is what most often rules out many ranks of few devices
-            with_memory = self.with_memory(config, choice, loop, ops_s)
+            with_memory = self.with_memory(config, clusters, choice, loop, ops_s)
             if isinstance(with_memory, Refused) and not recomputes:
                 return with_memory
         search = Search(choice.problem, replace(self.limits, cutoff=cutoff_s * effective_ranks))
@@ -364,19 +418,20 @@ class Evaluator:
             return CutOff(config, begun_s, begun_s, by_memory=False)
         begun = search.first
         assert begun is not None, "it has begun"
-        planning = _Planning(config, program, choice, loop, search, effective_ranks, cutoff_s)
+        planning = _Planning(config, clusters, program, choice, loop, search, effective_ranks, cutoff_s)
         if loop is not None and ranks > 1 and begun.value < inf and cutoff_s < inf:
-            staged = planning.staged = self.staged(config, choice, begun.states, loop)
+            staged = planning.staged = self.staged(planning, choice, begun.states, loop)
             if staged.step.is_slow(cutoff_s):  # idle time and all, and what memory adds is long to find
                 return staged.step.too_slow(begun_s)
-        with_memory = with_memory or self.with_memory(config, choice, loop, begun_s)
+        with_memory = with_memory or self.with_memory(config, clusters, choice, loop, begun_s)
         plain: Outcome = with_memory if isinstance(with_memory, Refused) else self.within_memory(planning, *with_memory)
         return self.recomputed(planning, plain) if recomputes and bound_by_memory(plain) else plain
 
     def within_memory(self, planning: _Planning, choice: Choice, problem: Problem) -> Outcome:
         """Returns what the best shardings of a step come to whose rows are within the memory of all ranks together."""
         config, search, cutoff_s = planning.config, planning.search, planning.cutoff_s
-        ranks, effective_ranks, budget = config.stages, planning.effective_ranks, sum(self.budgets(config))
+        ranks, effective_ranks = config.stages, planning.effective_ranks
+        budget = self.budget(config, planning.clusters)
         search.remember(problem)
         free = heard(search.free(budget))
         if isinstance(free, Infeasible):
@@ -408,7 +463,7 @@ class Evaluator:
         Their shardings are the best ones whatever these keep, and the best within a budget that one micro-batch counts
         in alone. `plain` has a bound on plans that recompute nothing beyond the share of the configuration.
         """
-        search, budget = planning.search, sum(self.budgets(planning.config))
+        search, budget = planning.search, self.budget(planning.config, planning.clusters)
         choice = planning.choice.with_memory()
         search.remember(choice.problem)
         free = heard(search.free(budget))
@@ -442,10 +497,15 @@ class Evaluator:
         if known is not None and np.array_equal(states, known.states):
             return known
         assert loop is not None, "a pipeline has micro-batches"
-        return self.staged(planning.config, choice, states, loop)
+        return self.staged(planning, choice, states, loop)
 
     def with_memory(
-        self, config: PlanConfig, choice: Choice, loop: Loop | None, free_bound_s: float
+        self,
+        config: PlanConfig,
+        clusters: Sequence[Cluster],
+        choice: Choice,
+        loop: Loop | None,
+        free_bound_s: float,
     ) -> tuple[Choice, Problem] | Refused:
         """Returns a choice with its memory rows, and the problem for the memory of all ranks together.
 
@@ -458,22 +518,44 @@ class Evaluator:
             problem = several_in_flight(choice, loop, min(config.micro_batches, ranks))
         least = float(problem.least_memory().max(initial=0.0)) / ranks
         # A plan in one stage is judged by its programs, which may need less than rows.
-        if least * ranks > sum(self.budgets(config)) * (1 if ranks > 1 else NEARLY):
+        if least * ranks > self.budget(config, clusters) * (1 if ranks > 1 else NEARLY):
             return Refused(config, f"needs about {format_bytes(least)} per device", True, free_bound_s, least)
         return choice, problem
 
-    def staged(self, config: PlanConfig, choice: Choice, states: Ints, loop: Loop) -> _Staged:
+    def staged(self, planning: _Planning, choice: Choice, states: Ints, loop: Loop) -> _Staged:
         """Returns a sharded step as a pipeline."""
-        outer = mesh_axes(self.cluster, (config.stages, *config.mesh))[0]
+        config = planning.config
         sharded = Sharded(
             make_plan(choice, states), choice.model, loop, op_seconds(choice, states), choice.problem.cost(states)
         )
-        mesh, ranks = mesh_of_shape(config.mesh), range(config.stages)
-        unlike = unlike_devices(sharded.plan, self.cluster, mesh, ranks, sharded.seconds)
-        cuts = StageEstimates(sharded, config.micro_batches, outer.link, self.setup.tolerances, unlike)
         collectives_s = shares_of(choice.problem, states)[1] / config.stages
-        own = self.budgets(config), self.setup.budget_bytes
-        return _Staged(states, staged_step(config, self.setup.schedules, cuts, lambda _: collectives_s, *own))
+        steps, known = list[StagedStep](), dict[Line, tuple[StageEstimates, tuple[Cluster, ...]]]()
+        for cluster in planning.clusters:
+            cuts = self.cuts(config, sharded, cluster, known)
+            own = self.budgets(config, cluster), self.setup.budget_bytes, cluster.order
+            steps.append(staged_step(config, self.setup.schedules, cuts, lambda _: collectives_s, *own))
+        return _Staged(states, PlacedSteps(tuple(steps)))
+
+    def cuts(
+        self,
+        config: PlanConfig,
+        sharded: Sharded,
+        cluster: Cluster,
+        known: dict[Line, tuple[StageEstimates, tuple[Cluster, ...]]],
+    ) -> StageEstimates:
+        """Returns the cuts of a sharded step on ranks that take devices as in `cluster`.
+
+        They share what is known of cuts on the same links, and on the same groups in another order.
+        """
+        mesh, link = mesh_of_shape(config.mesh), mesh_axes(cluster, (config.stages, *config.mesh))[0].link
+        parts = rank_clusters(cluster, (mesh.num_devices,) * config.stages)
+        if link in known and set(parts) <= set(known[link][1]):
+            cuts, groups = known[link]
+            return cuts.on(tuple(map(groups.index, parts)))
+        unlike = unlike_devices(sharded.plan, cluster, mesh, range(config.stages), sharded.seconds)
+        cuts = StageEstimates(sharded, config.micro_batches, link, self.setup.tolerances, unlike)
+        known[link] = cuts, tuple(dict.fromkeys(parts))
+        return cuts
 
 
 def refusal(setup: Setup, config: PlanConfig) -> RhinoError | None:

@@ -202,7 +202,8 @@ class UnlikeRanks:
             return sum(share[config.rank_meshes[stage % len(ranks)]] * one for stage, one in busy) / len(ranks)
 
         budgets = rank_budgets(self.cluster, sizes, self.setup.budget_bytes)
-        return staged_step(config, self.setup.schedules, cuts, collectives_s, budgets, self.setup.budget_bytes)
+        limits = budgets, self.setup.budget_bytes, self.cluster.order
+        return staged_step(config, self.setup.schedules, cuts, collectives_s, *limits)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from typing import Final
 from rhino.ir.cluster.cluster import load_cluster
 from rhino.ir.cluster.groups import largest_memory
 from rhino.ir.cluster.mesh import Mesh, mesh_of_shape, option_of_meshes
+from rhino.ir.cluster.placement import placed_name
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.units import parse_size
 from rhino.passes.pipeline.rematerialize import BY_STAGE
@@ -81,7 +82,8 @@ class Decided:
     """A plan of which nothing is open.
 
     Without a `schedule` it has one stage, on each of `replicas`; `meshes` are one for all ranks, or one for each. A
-    rank has `chunks` stages. With `recomputes` each stage recomputes what its memory asks for.
+    rank has `chunks` stages. With `recomputes` each stage recomputes what its memory asks for. Ranks take the cluster's
+    devices in `device_order`, as numbered where it is empty.
     """
 
     stages: int
@@ -92,6 +94,7 @@ class Decided:
     remat: float
     replicas: int = 1
     recomputes: bool = False
+    device_order: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         """Says the configuration, and the schedule where there is one."""
@@ -156,6 +159,7 @@ class PlanRequest:
         """Returns the request for a plan of which nothing is open."""
         return replace(
             self,
+            cluster=placed_name(self.cluster, plan.device_order),
             meshes=self.meshes or tuple(map(mesh_of_shape, plan.meshes)),
             searches_mesh=False,
             micro_batches=plan.micro_batches if plan.schedule or plan.micro_batches > 1 else None,

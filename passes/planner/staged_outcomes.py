@@ -44,7 +44,7 @@ class StagedStep:
     would keep in the race are too large in the end. If only schedules that run ahead are requested, they are not apart.
 
     `collectives_s` tells the seconds of collectives of a cut, in the mean of ranks. Devices of ranks may hold `budgets`
-    [ranks], none more than `budget_bytes`.
+    [ranks], none more than `budget_bytes`. Ranks take devices in `device_order`, as `Estimate` says.
     """
 
     config: PlanConfig
@@ -54,6 +54,7 @@ class StagedStep:
     collectives_s: Callable[[StageEstimate], float]
     budgets: tuple[float, ...]
     budget_bytes: float
+    device_order: tuple[int, ...] = ()
 
     def fits(self, peak_bytes: Sequence[float]) -> bool:
         """Says whether devices hold these peaks [ranks]."""
@@ -76,7 +77,8 @@ class StagedStep:
         for step_s, name, _, cut in timed:
             collectives_s = self.collectives_s(cut)
             compute_s = cut.times.busy_s(self.config.micro_batches) / self.config.stages - collectives_s
-            found.append(Estimate(self.config, name, step_s, *bounds, compute_s, collectives_s, ()))
+            figures = step_s, *bounds, compute_s, collectives_s
+            found.append(Estimate(self.config, name, *figures, (), device_order=self.device_order))
         return found
 
     def too_slow(self, bound_s: float) -> CutOff:
@@ -164,7 +166,65 @@ class StagedStep:
                     cut.peak_bytes(order),
                     recomputes=True,
                     is_pressed=True,
+                    device_order=self.device_order,
                 )
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedSteps:
+    """A sharded step as a pipeline on ranks that take devices in one of several orders; each is a step [orders]."""
+
+    steps: tuple[StagedStep, ...]
+
+    def is_slow(self, cutoff_s: float) -> bool:
+        """Says whether the pipeline is slow in every order, as `StagedStep.is_slow` does."""
+        return all(step.is_slow(cutoff_s) for step in self.steps)
+
+    def too_slow(self, bound_s: float) -> Outcome:
+        """Returns the outcome of the configuration where it takes too long, whatever it needs."""
+        return best_placed([step.too_slow(bound_s) for step in self.steps])
+
+    def outcome(self, bounds: tuple[float, float], cutoff_s: float) -> Outcome:
+        """Returns what the configuration comes to, where its step is to take less than `cutoff_s`."""
+        return best_placed([step.outcome(bounds, cutoff_s) for step in self.steps])
+
+    def recomputed(self, bound_s: float, cutoff_s: float) -> Iterator[Estimate]:
+        """Yields what `StagedStep.recomputed` does, of each order."""
+        for step in self.steps:
+            yield from step.recomputed(bound_s, cutoff_s)
+
+
+def best_placed(found: Sequence[Outcome]) -> Outcome:
+    """Returns what a configuration comes to whose ranks may take devices in several orders [orders].
+
+    The best plans of the other orders are among its `others`, and bounds hold for plans in any order.
+    """
+    if len(found) == 1:
+        return found[0]
+    left = [one for one in found if not isinstance(one, Refused)]
+    if not left:
+        refused = [one for one in found if isinstance(one, Refused)]
+        least = min(refused, key=lambda one: (not one.by_memory, one.least_bytes or inf))
+        nearly = best_first([plan for one in refused for plan in one.nearly])
+        return replace(least, free_bound_s=min(one.free_bound_s for one in refused), nearly=nearly)
+    bound_s, free_bound_s = min(one.bound_s for one in left), min(one.free_bound_s for one in left)
+    best, *rest = sorted(left, key=lambda one: (isinstance(one, CutOff), one.step_s))
+    if isinstance(best, CutOff):
+        plans = best_first([plan for one in left if isinstance(one, CutOff) for plan in one.plans])
+        return replace(best, bound_s=bound_s, free_bound_s=free_bound_s, plans=plans)
+    estimates = [best, *(one for one in rest if isinstance(one, Estimate))]
+    others = [plan for one in estimates for plan in one.others]
+    others += [replace(one, others=(), ahead=None) for one in estimates[1:]]
+    ahead = best_first([one.ahead for one in estimates if one.ahead])
+    is_quick = bool(ahead) and ahead[0].step_s < best.step_s
+    others += ahead[is_quick:]
+    return replace(
+        best,
+        bound_s=bound_s,
+        free_bound_s=free_bound_s,
+        ahead=ahead[0] if is_quick else None,
+        others=best_first(others),
+    )
 
 
 def staged_step(
@@ -174,6 +234,7 @@ def staged_step(
     collectives_s: Callable[[StageEstimate], float],
     budgets: tuple[float, ...],
     budget_bytes: float,
+    device_order: tuple[int, ...] = (),
 ) -> StagedStep:
     """Returns a sharded step as a pipeline, and its seconds by each of `schedules`."""
     found: Timed = []
@@ -186,7 +247,7 @@ def staged_step(
             best = min(((step_seconds(order, cut.times), name, order, cut) for cut in every), key=_seconds)
             (ahead if is_apart and SCHEDULES[name].runs_ahead else found).append(best)
     timed = sorted(found, key=_seconds), sorted(ahead, key=_seconds)
-    return StagedStep(config, cuts, *timed, collectives_s, budgets, budget_bytes)
+    return StagedStep(config, cuts, *timed, collectives_s, budgets, budget_bytes, device_order)
 
 
 def _seconds(timed: tuple[float, str, Order, StageEstimate]) -> float:

@@ -30,6 +30,11 @@ from rhino.runtime.executor.transport import SocketTransport
 _LONGEST_ADDRESS: Final = 128
 
 
+def num_processes() -> int:
+    """Returns how many processes JAX's job has, 1 outside of one. No backend is started to tell."""
+    return distributed.global_state.num_processes or 1
+
+
 def deal_devices(sizes: Sequence[int], placed: Devices = ()) -> tuple[jax.Device, ...]:
     """Returns devices for ranks of `sizes` [ranks], one rank after another, or all up to the last of those `placed`.
 

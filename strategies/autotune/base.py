@@ -132,8 +132,9 @@ class Estimate:
     `collectives_s` + `idle_s`, each rank's mean. `others` are those by other schedules, best first, but for those that
     need too much by far; `ahead` is the best by those that run ahead, where it takes less and fits. Shapes:
     `peak_bytes` [ranks]; where one needs too much, of that alone; of `others`, none where that was not told.
-    With `recomputes` each stage recomputes what its memory asks for; `is_pressed` says that memory slows the plan down
-    where bounds do not tell, as they hold for plans that recompute, too.
+    Ranks take the cluster's devices in `device_order`, as numbered where it is empty. With `recomputes` each stage
+    recomputes what its memory asks for; `is_pressed` says that memory slows the plan down where bounds do not tell, as
+    they hold for plans that recompute, too.
     """
 
     config: PlanConfig
@@ -148,6 +149,7 @@ class Estimate:
     ahead: Estimate | None = None
     recomputes: bool = False
     is_pressed: bool = False
+    device_order: tuple[int, ...] = ()
 
     @property
     def quickest(self) -> Estimate:

@@ -93,7 +93,8 @@ def test_the_best_ranks_of_all_shapes_are_found(tmp_path: Path, cluster: Cluster
         assert one.bound_s <= one.step_s
         if config in dict.fromkeys(config for _, config in found):
             about_s = next(step_s for step_s, other in found if other == config)
-            assert about_s == pytest.approx(one.step_s, rel=0.15)
+            assert about_s >= one.step_s * 0.85
+            assert cluster.groups or about_s <= one.step_s * 1.15  # else it may be better in another order of groups
 
 
 def test_stages_are_wide_where_activations_are_large_and_the_plan_gives_the_answer_of_one_device(tmp_path: Path):
