@@ -258,11 +258,7 @@ class Evaluator:
             for mesh in request.meshes:
                 with suppress(RhinoError):  # constraints may not hold on a mesh
                     parts[mesh] = self.on_mesh(config, mesh)
-            found: dict[PlanConfig, float] = {}
-            for cluster in placements(self.cluster, (1, 1)):  # of groups alone, whatever sizes ranks have
-                for step_s, one in unlike_ranks(parts, self.setup, cluster, request, cutoff_s):
-                    found[one] = min(step_s, found.get(one, inf))
-            return sorted([(step_s, one) for one, step_s in found.items()])
+            return unlike_ranks(parts, self.setup, self.cluster, request, cutoff_s)
 
     def program(self, config: PlanConfig, mesh: Mesh) -> tuple[ir.Module, Program]:
         """Returns the step of a configuration on the mesh of a rank, which lasts as long as its module.
