@@ -55,7 +55,7 @@ import zoo
 from jax.extend import mlir
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
-from training import PLATFORM, Model, abstract_state, export_step, jit_step, lower_step, num_params
+from training import Model, abstract_state, export_step, jit_step, lower_step, num_params
 
 Config = Any  # an instance of the frozen dataclass of a model's file
 Hint = Any  # the type of one of its fields
@@ -126,7 +126,7 @@ def write_portable(model: Model) -> bytes:
 def write_jax_export(model: Model) -> bytes:
     """Returns the training step as a `jax.export` blob called as `((params, mu, nu, step), batch)`."""
     state, batch = abstract_state(model), model.batch
-    exported = jax.export.export(jit_step(model), platforms=(PLATFORM,))(state, batch)
+    exported = jax.export.export(jit_step(model), platforms=(model.platform,))(state, batch)
     # A blob cannot name `State`. The plain tuple has the same leaves in the same order, so only the trees change.
     plain = tuple(state)
     exported = replace(

@@ -5,6 +5,7 @@ Source: LLaMA (Touvron et al., 2023), section 2.2; The Llama 3 Herd of Models (2
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container
 from dataclasses import dataclass
 from functools import partial
@@ -25,8 +26,9 @@ class LlamaConfig:
     `scan` rolls the layers into one loop, `remat` keeps only what goes from layer to layer for the backward pass,
     `fused_qkv` makes one projection of three, and `fused_gate_up` one of two. In `parallel` layers attention and the
     feed-forward have the same input, as in PaLM (Chowdhery et al., 2022), and one projection where both are fused.
-    `rope_theta` is the base of the rotary positions' wave lengths. `dtype` is what the layers compute in: parameters,
-    their updates, normalisation, softmax and the loss are float32 in all.
+    `rope_theta` is the base of the rotary positions' wave lengths. With `kernel` attention is JAX's splash attention, a
+    Pallas kernel for TPUs, and the step is lowered for these. `dtype` is what the layers compute in: parameters, their
+    updates, normalisation, softmax and the loss are float32 in all.
     """
 
     layers: int = 2
@@ -43,6 +45,7 @@ class LlamaConfig:
     parallel: bool = False
     scan: bool = False
     remat: bool = False
+    kernel: bool = False
     dtype: DType = "f32"
 
     def __post_init__(self) -> None:
@@ -131,8 +134,36 @@ def attention(cfg: LlamaConfig, angles: jax.Array, p: Params, made: dict[str, ja
     group = cfg.heads // cfg.kv_heads
     q = made["q"].reshape(batch, seq, cfg.kv_heads, group, cfg.head_dim)
     k, v = (made[name].reshape(batch, seq, cfg.kv_heads, cfg.head_dim) for name in ("k", "v"))
-    mixed = attend(rotate(q, angles), rotate(k, angles), v, causal_mask(seq))
+    mix = splash if cfg.kernel else partial(attend, mask=causal_mask(seq))
+    mixed = mix(rotate(q, angles), rotate(k, angles), v)
     return jnp.matmul(mixed.reshape(batch, seq, hidden), p["out"])
+
+
+def splash(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """Causal attention as a kernel for TPUs.
+
+    `q` is [batch, seq, kv_heads, group, head_dim], `k` and `v` are [batch, seq, kv_heads, head_dim].
+    """
+    from jax.experimental.pallas.ops.tpu import splash_attention  # noqa: PLC0415 - it loads Pallas
+
+    batch, seq, kv_heads, group, head_dim = q.shape
+    mask = splash_attention.CausalMask((seq, seq))
+    block = min(512, seq)
+    kernel = splash_attention.make_splash_mha_single_device(
+        splash_attention.MultiHeadMask([mask] * (kv_heads * group)),
+        block_sizes=splash_attention.BlockSizes(
+            block_q=block,
+            block_kv=block,
+            block_q_dkv=block,
+            block_kv_dkv=block,
+            block_q_dq=block,
+            block_kv_dq=block,
+        ),
+    )
+    queries = q.reshape(batch, seq, kv_heads * group, head_dim) / math.sqrt(head_dim)
+    turned = (one.swapaxes(1, 2) for one in (queries.astype(q.dtype), k, v))
+    mixed: jax.Array = jax.vmap(kernel)(*turned)
+    return mixed.swapaxes(1, 2)
 
 
 def feed_forward(p: Params, made: dict[str, jax.Array]) -> jax.Array:
@@ -167,4 +198,5 @@ def sample(cfg: LlamaConfig, key: jax.Array) -> jax.Array:
 
 def model(cfg: LlamaConfig) -> Model:
     """Returns the LLaMA as a model to train."""
-    return Model("llama", partial(init, cfg), partial(loss, cfg), partial(sample, cfg))
+    platform = "tpu" if cfg.kernel else "cpu"
+    return Model("llama", partial(init, cfg), partial(loss, cfg), partial(sample, cfg), platform)

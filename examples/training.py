@@ -43,13 +43,15 @@ class State(NamedTuple):
 class Model(NamedTuple):
     """A model that can be trained: how to start it, its loss, and how to draw a random batch.
 
-    Every function takes a key last.
+    Every function takes a key last. `platform` is what a step is lowered for: a vendor's only where the model has its
+    kernels, and otherwise the CPU, whose lowering has no custom calls.
     """
 
     name: str
     init: Callable[[jax.Array], Params]
     loss: Callable[[Params, Batch, jax.Array], jax.Array]
     sample: Callable[[jax.Array], Batch]
+    platform: str = PLATFORM
 
     @property
     def batch(self) -> Batch:
@@ -102,12 +104,9 @@ def jit_step(model: Model, adam: Adam = ADAM, seed: int = 0) -> jax.stages.Wrapp
 
 
 def lower_step(model: Model, adam: Adam = ADAM, seed: int = 0) -> jax.stages.Lowered:
-    """Lowers the training step for its shapes alone.
-
-    Always for the CPU platform, whose lowering has no vendor's custom calls: the module is the same on every machine.
-    """
+    """Lowers the training step for its shapes alone: the module is the same on every machine."""
     traced = jit_step(model, adam, seed).trace(abstract_state(model), model.batch)
-    lowered: jax.stages.Lowered = traced.lower(lowering_platforms=(PLATFORM,))
+    lowered: jax.stages.Lowered = traced.lower(lowering_platforms=(model.platform,))
     return lowered
 
 
