@@ -148,7 +148,7 @@ def plans(steps: tuple[bytes, bytes], name: str, cluster: str, *, pinned: bool) 
 
 def records(options: Options) -> Iterator[dict[str, Any]]:
     """Yields what each model sends, by column."""
-    for name, steps in cases(options.layers, options.hidden, options.seq, options.models).items():
+    for name, steps in cases(options.layers, options.hidden, options.seq, options.models or CASES).items():
         found = plans(steps, name, options.cluster, pinned=not options.free)
         yield {
             "model": name,
