@@ -18,6 +18,7 @@ from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.manual import bytecode, wrap_manual
 from rhino.ir.mlir.shardings import module_mesh
 from rhino.ir.units import format_bytes, format_seconds
+from rhino.passes.planner.aot import step_of
 from rhino.passes.sharding.choose_shardings import ShardingChoice
 from rhino.passes.sharding.localize import localized_copy
 from rhino.passes.sharding.pack_collectives import write_packing
@@ -25,9 +26,7 @@ from rhino.runtime.aot.compile import compiler_of
 from rhino.strategies.choice.sent_together import sent_together
 from rhino.strategies.choice.sharding_plan import Transfer
 from rhino.strategies.cost.buckets import Packing, packing_of
-from rhino.strategies.cost.compiled_step import compiled_step
 from rhino.strategies.cost.cost_model import CostModel
-from rhino.strategies.cost.target import TARGETS
 
 ABOUT: Final = """What joining small collectives comes to, predicted and compiled.
 
@@ -119,7 +118,7 @@ def _compiled(module: ir.Module, cluster: str, *, is_packed: bool) -> Sequence[S
 
 def _sent(made: Compiled, cluster: str) -> Sent:
     loaded = load_cluster(cluster)
-    step = compiled_step(made.hlo, loaded, TARGETS[loaded.device.platform])
+    step = step_of(made, loaded)
     return Sent(sum(one.count.num for one in step.collectives), step.step_s, made.peak_bytes)
 
 

@@ -30,13 +30,11 @@ from rhino.ir.mlir.boundary import boundary_attributes
 from rhino.ir.mlir.donation import ALIAS
 from rhino.ir.mlir.manual import LOCAL, bytecode, strip_shardings
 from rhino.ir.mlir.reader import entry_function, walk
-from rhino.passes.planner.aot import LOCALIZED, Candidate
+from rhino.passes.planner.aot import LOCALIZED, Candidate, step_of
 from rhino.passes.planner.request import MOST_COMPILES
 from rhino.passes.sharding.localize import localized_copy
 from rhino.runtime.aot.compile import compiler_of
 from rhino.runtime.executor.signature import array_dtype
-from rhino.strategies.cost.compiled_step import compiled_step
-from rhino.strategies.cost.target import TARGETS
 
 _ABOUT_WRITE: Final = """Write programs of one device as `jax.export` files, with what they should take.
 
@@ -199,7 +197,7 @@ def program_of(model: str, candidate: Candidate, cluster: str, folder: Path) -> 
     if isinstance(compiler, str):
         raise SystemExit(compiler)
     compiled = compiler(bytecode(module))
-    step = compiled_step(compiled.hlo, named, TARGETS[platform])
+    step = step_of(compiled, named)
     file = f"{model}.{candidate.name.replace(' ', '-')}.export"
     (folder / file).write_bytes(exported(module, "cuda" if platform == "gpu" else platform))
     attributes = boundary_attributes(entry_function(module), "arg")

@@ -12,14 +12,12 @@ from rhino.ir.hlo.compiled import Compiled
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.plan.plan import Execution, Plan
 from rhino.ir.units import format_bytes, format_seconds
-from rhino.passes.planner.aot import LOCALIZED, as_run, first_form, program_of
+from rhino.passes.planner.aot import LOCALIZED, as_run, first_form, program_of, step_of
 from rhino.passes.planner.aot_parallel import CompilerFor, compile_stages, compilers_of
 from rhino.passes.planner.module_facts import boundary
 from rhino.passes.planner.tables import table
 from rhino.passes.planner.unstaged_plan import ANNOTATED, annotate
 from rhino.runtime.aot.compile import compiler_of
-from rhino.strategies.cost.compiled_step import compiled_step
-from rhino.strategies.cost.target import TARGETS
 
 _HEAD = ("", "step", "memory", "predicted")
 
@@ -70,9 +68,7 @@ class _Compiles:
         """Returns what the compiler makes of a program, and the seconds of a run."""
         compiled = self.compiler_for(self.plan.mesh)(code)
         self.compiler = compiled.compiler
-        return compiled, compiled_step(
-            compiled.hlo, self.cluster, TARGETS[self.cluster.device.platform], compiled.unseen
-        ).step_s
+        return compiled, step_of(compiled, self.cluster).step_s
 
     def unstaged(self, module: ir.Module) -> Iterator[tuple[str, ...]]:
         """Yields a row for each form of a plan in one program; the peak is that of the form that is run."""

@@ -154,21 +154,27 @@ def _needed(dim: Sequence[tuple[Hashable, int]]) -> Sequence[tuple[Hashable, int
 
 
 @dataclass(frozen=True, slots=True)
-class CallRule:
-    """What a custom call shows of itself: `text` is Shardy's rule, the rest its work, all of the whole op.
+class CallWork:
+    """The work of a custom call: `flops` counts all operations, `product_flops` those in products of `product_dtype`.
 
-    `flops` counts all operations, `product_flops` those in matrix products, of `product_dtype`; `bytes` go between the
-    memories of a device.
+    `bytes` go between the memories of a device.
     """
 
-    text: str
-    flops: int
-    product_flops: int
+    flops: float
+    product_flops: float
     product_dtype: str
-    bytes: int
+    bytes: float
 
     @property
     def costs(self) -> dict[str, int]:
         """The figures, by their names in files of rules."""
-        costs = {"flops": self.flops, "bytes": self.bytes}
-        return costs | {"product_flops": self.product_flops} if self.product_flops else costs
+        costs = {"flops": round(self.flops), "bytes": round(self.bytes)}
+        return costs | {"product_flops": round(self.product_flops)} if self.product_flops else costs
+
+
+@dataclass(frozen=True, slots=True)
+class CallRule:
+    """What a custom call shows of itself: `text` is Shardy's rule, `work` is that of the whole op."""
+
+    text: str
+    work: CallWork

@@ -7,6 +7,7 @@ XLA:TPU prefetches into a nearer one. Of tuples that libraries give, the first i
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -180,6 +181,21 @@ def memory_bytes(shape: str, space_of: str = "") -> int:
     if space_of:
         return sum(array.num_bytes for array in found) if arrays(space_of)[0].space == 0 else 0
     return sum(array.num_bytes for array in found if array.space == 0)
+
+
+def kernel_config(op: Instruction) -> str:
+    """Returns the configuration of a call of a kernel that the program brings along; nothing for other ops."""
+    name = "backend_config="
+    if op.opcode != "custom-call" or 'custom_call_target="tpu_custom_call"' not in op.attributes:
+        return ""
+    start = op.attributes.find(name)
+    if start < 0:
+        return ""
+    text = op.attributes[start + len(name) :]
+    try:
+        return text[: json.JSONDecoder().raw_decode(text)[1]]
+    except ValueError:
+        return ""
 
 
 def _result_bytes(op: Instruction) -> int:

@@ -77,11 +77,12 @@ def is_kernel(op: ir.Operation) -> bool:
 def read_kernel(op: ir.Operation) -> Kernel | None:
     """Returns the kernel of a custom call, None where it has none of this form: a grid, and windows on it."""
     text = op.attributes[_CONFIG]
-    return _parsed(ir.StringAttr(text).value) if is_kernel(op) and isinstance(text, ir.StringAttr) else None
+    return parse_kernel(ir.StringAttr(text).value) if is_kernel(op) and isinstance(text, ir.StringAttr) else None
 
 
 @cache
-def _parsed(text: str) -> Kernel | None:
+def parse_kernel(text: str) -> Kernel | None:
+    """Returns the kernel of a call's configuration, None where it is of another form."""
     try:
         kernel = _decoded(json.loads(text))
         if kernel is not None:

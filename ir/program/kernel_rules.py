@@ -19,10 +19,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from rhino.ir.graph.rules import CallRule, owned_rule_text
+from rhino.ir.graph.rules import CallRule, CallWork, owned_rule_text
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.reader import end_of, maker_of, walk
-from rhino.ir.mlir.tpu_kernels import Kernel, read_kernel, written
+from rhino.ir.mlir.tpu_kernels import Kernel, Window, parse_kernel, read_kernel, written
 
 _ASKS: Final = re.compile(r"tpu\.(prng_|device_id|core_id|sem_|semaphore|enqueue_|wait_|barrier|delay|log)")
 """Ops whose answer, or whose order, is not that of windows and points alone."""
@@ -46,6 +46,9 @@ _LOAD: Final = "memref.load"
 _STORES: Final = ("tpu.vector_store", "vector.store")
 _MATMUL: Final = "tpu.matmul"
 Ints = NDArray[np.int64]
+Read = tuple[int, tuple[int | None, ...], frozenset[int]]
+"""An element that is read of a scalar operand: the operand, the dims of the grid that are its indices as they are, and
+those that are in it otherwise."""
 Part = tuple[int, int]
 """A dim of the grid, and what its coordinate is divided by."""
 
@@ -66,7 +69,37 @@ def kernel_rule(op: ir.Operation) -> CallRule | None:
     """Returns the rule of a call of a kernel, None where it has none or cannot be read."""
     kernel = read_kernel(op)
     found = _Found.of(kernel, op) if kernel is not None else None
-    return None if found is None else CallRule(found.rule(), *found.work())
+    return None if kernel is None or found is None else CallRule(found.rule(), _work(kernel))
+
+
+def config_work(config: str) -> CallWork | None:
+    """Returns the work of a kernel, given as the text of its call's configuration; None where it cannot be read."""
+    kernel = parse_kernel(config)
+    return _work(kernel) if kernel is not None and min(kernel.bounds, default=1) > 0 else None
+
+
+def _work(kernel: Kernel) -> CallWork:
+    """Returns the work of a kernel on its whole grid; a window is moved when another one takes its place."""
+    points = _Points(kernel.bounds, kernel.body, kernel.num_scalars)
+    flops, product_flops = _counted(kernel.block, points)
+    first, moved = len(kernel.bounds), 0
+    arguments = list(kernel.block.arguments)[first : first + kernel.num_scalars + len(kernel.windows)]
+    for argument, window in zip(arguments, (*[None] * kernel.num_scalars, *kernel.windows), strict=True):
+        places = [] if window is None else _places(kernel, window)[0]
+        follows = frozenset[int]().union(*(place.of for place in places))
+        kind = ir.MemRefType(argument.type)
+        times = prod(kernel.bounds[: max(follows, default=-1) + 1])
+        moved += times * prod(kind.shape) * int(getattr(kind.element_type, "width", 8)) // 8
+    products = [op for op in walk(kernel.body) if op.name == _MATMUL]
+    dtype = str(ir.VectorType(products[0].operands[0].type).element_type) if products else ""
+    steps = prod(kernel.bounds)
+    return CallWork(round((flops + product_flops) * steps), round(product_flops * steps), dtype, moved)
+
+
+def _places(kernel: Kernel, window: Window) -> tuple[list[_Known], list[Read]]:
+    """Returns the place of a window in each dim, and what of scalar operands it follows from."""
+    points = _Points(kernel.bounds, window.place, kernel.num_scalars)
+    return [points.at(value) for value in end_of(window.place.regions[0].blocks[0]).operands], points.reads
 
 
 def fit_kernel(op: ir.Operation) -> None:
@@ -115,9 +148,7 @@ class _Points:
         self.bounds = bounds
         self.found: dict[ir.Value[Any], _Known] = {}
         self.scalars = dict[ir.Value[Any], int]()
-        self.reads: list[tuple[int, tuple[int | None, ...], frozenset[int]]] = []
-        """For each element that is read of a scalar operand: the operand, the dims of the grid that are its indices as
-        they are, and those that are in it otherwise."""
+        self.reads: list[Read] = []
         arguments = list(function.regions[0].blocks[0].arguments)
         self.grid = {argument: number for number, argument in enumerate(arguments[: len(bounds)])}
         for number, argument in enumerate(arguments[len(bounds) : len(bounds) + num_scalars]):
@@ -251,9 +282,8 @@ class _Found:
                 windows.append(tuple(Dim((), size, size) for size in shape))
                 follows.append(frozenset())
                 continue
-            points = _Points(kernel.bounds, window.place, kernel.num_scalars)
-            places = [points.at(value) for value in end_of(window.place.regions[0].blocks[0]).operands]
-            reads += points.reads
+            places, own = _places(kernel, window)
+            reads += own
             made = list[Dim]()
             for place, size, extent in zip(places, window.shape, shape, strict=True):
                 parts = _parts(place, kernel.bounds)
@@ -400,27 +430,6 @@ class _Found:
         factors: list[tuple[Hashable, int]] = [(part, self._factor_size(part)) for part in self._factors(dim)]
         return [*factors, (("rest", *own), dim.window if dim.whole is None else dim.whole)]
 
-    def work(self) -> tuple[int, int, str, int]:
-        """Returns the operations, those in matrix products and their dtype, and the bytes of windows that are moved.
-
-        A window is moved when its place changes from one point of the grid to the next.
-        """
-        points = _Points(self.kernel.bounds, self.kernel.body, self.kernel.num_scalars)
-        flops, product_flops = _counted(self.kernel.block, points)
-        steps = prod(self.kernel.bounds)
-        moved = 0
-        values = [*self.op.operands, *self.op.results]
-        for value, dims, follows in zip(values, self.dims, self.follows, strict=True):
-            kind = ir.RankedTensorType(value.type)
-            last = max(follows, default=-1)
-            windows = prod(self.kernel.bounds[: last + 1])
-            elements = prod(dim.window for dim in dims)
-            bits = kind.element_type.width if hasattr(kind.element_type, "width") else 8
-            moved += windows * elements * bits // 8
-        products = [op for op in walk(self.kernel.body) if op.name == _MATMUL]
-        dtype = str(ir.VectorType(products[0].operands[0].type).element_type) if products else ""
-        return round((flops + product_flops) * steps), round(product_flops * steps), dtype, moved
-
 
 def _writes_whole(op: ir.Operation) -> bool:
     """Says whether a store, of a value into memory, leaves nothing of the memory as it was."""
@@ -477,9 +486,7 @@ def _read_scalars(points: _Points, block: ir.Block) -> None:
                 points.reads.append((points.scalars[value], (None,) * rank, frozenset()))
 
 
-def _scalars(
-    kernel: Kernel, reads: Iterable[tuple[int, tuple[int | None, ...], frozenset[int]]]
-) -> list[tuple[Dim, ...]]:
+def _scalars(kernel: Kernel, reads: Iterable[Read]) -> list[tuple[Dim, ...]]:
     """Returns the dims of the operands that are there whole, which of them the grid goes along."""
     places = dict[int, list[tuple[int | None, ...]]]()
     for number, plain, _ in reads:

@@ -28,6 +28,7 @@ from rhino.ir.mlir.memory_kinds import with_transfers
 from rhino.ir.mlir.reader import entry_function
 from rhino.ir.mlir.shardings import MESH_NAME, SHARDING, layout_attribute, module_mesh
 from rhino.ir.plan.plan import Comparison, CompiledPlan, Plan
+from rhino.ir.program.kernel_rules import config_work
 from rhino.ir.program.named_tensors import argument_tensors
 from rhino.ir.program.program import read_program
 from rhino.ir.request.patterns import matches
@@ -288,7 +289,7 @@ class Comparer:
         compiled, step, why = None, None, ""
         try:
             compiled = self.compile(as_run(code))
-            step = compiled_step(compiled.hlo, self.cluster, TARGETS[self.cluster.device.platform], compiled.unseen)
+            step = step_of(compiled, self.cluster)
         except RhinoError as error:
             why = error.what
         self.candidates.append(Candidate(name, form, found, code, compiled, step, why))
@@ -326,6 +327,12 @@ def smaller_budget(predicted_bytes: float, compiled_bytes: float, budget_bytes: 
     case: so the next plan is another one.
     """
     return max(1, int(min(predicted_bytes * _CLOSER, predicted_bytes * budget_bytes / compiled_bytes)))
+
+
+def step_of(compiled: Compiled, cluster: Cluster) -> CompiledStep:
+    """Returns what a compiled program takes on a cluster."""
+    target = TARGETS[cluster.device.platform]
+    return compiled_step(compiled.hlo, cluster, target, compiled.unseen, config_work)
 
 
 def fastest(candidates: Sequence[Candidate]) -> Candidate:

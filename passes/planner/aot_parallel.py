@@ -26,11 +26,9 @@ from rhino.ir.plan.instructions import program_meshes
 from rhino.ir.plan.plan import Comparison, CompiledPlan, Plan
 from rhino.ir.plan.step_memory import local_bytes
 from rhino.ir.units import format_bytes
-from rhino.passes.planner.aot import LOCALIZED, SEARCHED, Candidate, Comparer, Compile, Judged, smaller_budget
+from rhino.passes.planner.aot import LOCALIZED, SEARCHED, Candidate, Comparer, Compile, Judged, smaller_budget, step_of
 from rhino.passes.planner.plan_rows import simulation_of
 from rhino.passes.planner.request import MOST_COMPILES
-from rhino.strategies.cost.compiled_step import compiled_step
-from rhino.strategies.cost.target import TARGETS
 
 T = TypeVar("T")
 
@@ -68,7 +66,7 @@ def compile_stages(plan: Plan, compiler_for: CompilerFor) -> CompiledStages:
         outputs = (one for number, one in enumerate(program.outputs) if number not in taken_over)
         arrays = sum(local_bytes(one, mesh) for one in (*program.inputs, *outputs))
         temp_bytes.append(max(0, compiled.peak_bytes - arrays))
-        run_s.append(compiled_step(compiled.hlo, cluster, TARGETS[cluster.device.platform], compiled.unseen).step_s)
+        run_s.append(step_of(compiled, cluster).step_s)
     compiled_execution = replace(execution, run_s=tuple(run_s), temp_bytes=tuple(temp_bytes))
     simulation, kept = simulation_of(compiled_execution), plan.predicted.kept_bytes
     peaks = tuple(one.peak_bytes + kept[rank] for rank, one in enumerate(simulation.memory))

@@ -50,7 +50,7 @@ class OpRules(Pass):
                 _mark(op)
             elif (found := call_rule(op)) is not None:
                 op.attributes[RULE] = ir.Attribute.parse(found.text)
-                _write_cost(op, found.costs, found.product_dtype)
+                _write_cost(op, found.work.costs, found.work.product_dtype)
         for target in rules:
             if target not in used:
                 remarks.add(self.name, Place(remarks.file), f"no custom call takes the rule for @{target}")

@@ -1,6 +1,7 @@
 """The seconds of a compiled step: what the kernels that a compiler made take, in the order in which it runs them.
 
-A kernel takes as long as the slower of its products and its operands and results in the device's memory. A copy that is
+A kernel takes as long as the slower of its products and its operands and results in the device's memory; one that the
+program brings along, as long as what it computes and fetches. A copy that is
 asynchronous, by which XLA:TPU fetches from there beforehand, goes on while kernels leave the memory idle, and is waited
 for where its `-done` stands. A collective is on the wire once those before it are done. One that is asynchronous is
 waited for at its `-done`, too, so what is computed between hides it; so does what goes to host memory, or comes from
@@ -11,15 +12,16 @@ fuses, combines, overlaps or converts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from rhino.ir.cluster.cluster import MeshAxis, axis_of_groups
 from rhino.ir.cluster.hardware import Cluster
 from rhino.ir.graph.collective_stats import Count
+from rhino.ir.graph.rules import CallWork
 from rhino.ir.hlo.collectives import Collective, awaited_channel, channel_of, collectives_of
-from rhino.ir.hlo.kernels import FREE, Product, host_transfer, kernel_of
+from rhino.ir.hlo.kernels import FREE, Product, host_transfer, kernel_config, kernel_of
 from rhino.ir.hlo.text import Computation, Instruction, Program, parse_hlo
 from rhino.strategies.cost.cost_model import CostModel, collective_s
 from rhino.strategies.cost.target import Target
@@ -57,13 +59,20 @@ class CompiledStep:
         return self.kernels_s + self.exposed_s
 
 
-def compiled_step(text: str, cluster: Cluster, target: Target, unseen: Sequence[int] = ()) -> CompiledStep:
+def compiled_step(
+    text: str,
+    cluster: Cluster,
+    target: Target,
+    unseen: Sequence[int] = (),
+    kernel_work: Callable[[str], CallWork | None] = lambda _: None,
+) -> CompiledStep:
     """Returns what a compiled module takes on the first devices of a cluster, from its scheduled HLO text.
 
     `unseen` are bytes of transfers between host and device that the text does not have: nothing hides these.
+    `kernel_work` reads from the configuration of a call what a kernel does that the program brings along.
     """
     program = parse_hlo(text)
-    walk = _Walk(program, cluster, target)
+    walk = _Walk(program, cluster, target, kernel_work)
     run = walk.computation(program.entry)
     sent = tuple(
         Sent(*key, Count(num, num_bytes), seconds) for key, (num, num_bytes, seconds) in sorted(run.sent.items())
@@ -146,6 +155,7 @@ class _Walk:
     program: Program
     cluster: Cluster
     target: Target
+    kernel_work: Callable[[str], CallWork | None]
     done: dict[str, _Run] = field(default_factory=dict)
     axes: dict[bytes, MeshAxis] = field(default_factory=dict)
 
@@ -194,6 +204,12 @@ class _Walk:
             run.host_free[transfer.to_host] = run.finish[name] = there
             if op.opcode == "copy":
                 run.pass_until(there)
+            return
+        if (config := kernel_config(op)) and (work := self.kernel_work(config)) is not None:
+            run.flops += work.product_flops
+            run.num_bytes += work.bytes
+            memory_s = work.bytes / self.cluster.device.memory_bytes_per_s
+            run.compute(CostModel(self.cluster.device, ()).call_s(work) + (self.cluster.device.op_s or 0.0), memory_s)
             return
         kernel, device = kernel_of(self.program, op, body), self.cluster.device
         memory_s = kernel.num_bytes / device.memory_bytes_per_s

@@ -36,6 +36,7 @@ from rhino.ir.arrays import Floats, Ints
 from rhino.ir.cluster.cluster import MeshAxis
 from rhino.ir.cluster.hardware import Device, Line
 from rhino.ir.graph.graph import COSTLY, OpClass, TensorType
+from rhino.ir.graph.rules import CallWork
 from rhino.strategies.cost.reshard import PartedStep, ReshardStep, parted_path
 from rhino.strategies.cost.reshard_classes import Pair, pair_classes
 from rhino.strategies.cost.target import TARGETS, Target
@@ -127,10 +128,18 @@ class CostModel:
         rate = product_per_s(device, dtype, cls.precision) if is_product else self._vector_per_s(cls)
         fixed_s = device.op_s if is_kernel and device.op_s else 0.0
         if cls.products is not None and not is_product:
-            dtype, own = cls.products[0], cls.products[1] / divided_by
-            at_once_s = max((flops - own) / rate, own / product_per_s(device, dtype, cls.precision))
-            return fixed_s + max(at_once_s, num_bytes / device.memory_bytes_per_s)
+            dtype, own = cls.products
+            return fixed_s + self.call_s(CallWork(flops, own / divided_by, dtype, num_bytes))
         return fixed_s + max(flops / rate, num_bytes / device.memory_bytes_per_s)
+
+    def call_s(self, work: CallWork) -> float:
+        """Returns the seconds of a kernel: its products, its other operations and its transfers go on at once."""
+        device, products_s = self.device, 0.0
+        if work.product_flops:
+            per_s = self.target.product_flops_per_s(device, work.product_dtype, "default")
+            products_s = work.product_flops / per_s
+        others_s = (work.flops - work.product_flops) / (device.vector_per_s or device.peak_flops_per_s("f32"))
+        return max(products_s, others_s, work.bytes / device.memory_bytes_per_s)
 
     def _vector_per_s(self, cls: OpClass) -> float:
         measured = self.device.costly_per_s if cls.name in COSTLY else self.device.vector_per_s

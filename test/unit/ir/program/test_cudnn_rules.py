@@ -102,10 +102,10 @@ def test_the_work_is_that_of_its_products():
     _module, (forward, backward) = calls("plain", 4, 8)
     _other, (causal, _) = calls("causal", 4, 8)
     one = 2 * 4 * 8 * LENGTH * 2 * LENGTH * WIDTH
-    assert attention_rule(forward).product_flops == 2 * one
-    assert attention_rule(backward).product_flops == 5 * one
-    assert attention_rule(causal).product_flops == one // 2  # half as many keys, and half of the scores
-    assert attention_rule(forward).product_dtype == "bf16"
+    assert attention_rule(forward).work.product_flops == 2 * one
+    assert attention_rule(backward).work.product_flops == 5 * one
+    assert attention_rule(causal).work.product_flops == one // 2  # half as many keys, and half of the scores
+    assert attention_rule(forward).work.product_dtype == "bf16"
 
 
 def test_a_pattern_of_dropout_is_that_of_the_whole():

@@ -180,16 +180,16 @@ def test_a_product_splits_along_rows_and_columns_and_not_along_what_it_sums_over
     )
     assert split_dims(rule_of(op)) == [{0}, {1}, {0, 1}]
     found = kernel_rule(op)
-    assert found.product_flops == 2 * 1024 * 512 * 2048
-    assert found.product_dtype == "bf16"
+    assert found.work.product_flops == 2 * 1024 * 512 * 2048
+    assert found.work.product_dtype == "bf16"
     windows = 4 * 8 * 2
-    assert found.bytes == 2 * 256 * 256 * (windows + windows + 4 * 8)
+    assert found.work.bytes == 2 * 256 * 256 * (windows + windows + 4 * 8)
 
 
 def test_blocks_that_a_mask_leaves_out_are_not_counted():
     def flops(*, causal):
         _module, (op,) = lowered(functools.partial(flash_attention, causal=causal), *[shape(4, 8, 1024, 128)] * 3)
-        return kernel_rule(op).product_flops
+        return kernel_rule(op).work.product_flops
 
     every, blocks = 4 * 4 * 8 * 1024 * 1024 * 128, 1024 // 128
     assert flops(causal=False) == every

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from rhino.ir.cluster.cluster import load_cluster
+from rhino.ir.graph.rules import CallWork
 from rhino.strategies.cost.compiled_step import compiled_step
 from rhino.strategies.cost.target import TARGETS
 
@@ -159,3 +160,29 @@ def test_what_comes_from_host_memory_is_hidden_by_what_is_computed_and_goes_both
     found = step(lines)
     assert found.kernels_s == pytest.approx(NEGATE_S)
     assert found.step_s == pytest.approx(2 * 4000e-8)
+
+
+def test_a_kernel_of_the_program_takes_what_it_says_and_not_its_operands_alone():
+    text = """HloModule m, is_scheduled=true
+
+ENTRY %main (p: f32[1024]) -> f32[1024] {
+  %p = f32[1024]{0} parameter(0)
+  ROOT %c = f32[1024]{0} custom-call(%p), custom_call_target="tpu_custom_call", backend_config={"call":{"body":"a{b"}}
+}
+"""
+    asked = []
+
+    def work(config):
+        asked.append(config)
+        return CallWork(3e9, 2e9, "bf16", 1e9)
+
+    step = compiled_step(text, CLUSTER, TARGETS["tpu"], (), work)
+    assert asked == ['{"call":{"body":"a{b"}}']
+    device = CLUSTER.device
+    others_s = 1e9 / (device.vector_per_s or device.peak_flops_per_s("f32"))
+    products_s = 2e9 / TARGETS["tpu"].product_flops_per_s(device, "bf16", "default")
+    assert step.step_s == pytest.approx(
+        max(others_s, products_s, 1e9 / device.memory_bytes_per_s) + (device.op_s or 0.0)
+    )
+    assert step.flops == 2e9
+    assert compiled_step(text, CLUSTER, TARGETS["tpu"]).step_s < step.step_s / 100
