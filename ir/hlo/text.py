@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -176,11 +176,27 @@ def element_bytes(dtype: str) -> int:
     return max(int(bits[1]) // 8, 1) if bits else 1
 
 
+def _whole_lines(text: str) -> Iterator[str]:
+    """Yields the lines of a text, each instruction as one: a user's attribute may have line breaks."""
+    whole = ""
+    for line in text.splitlines():
+        if whole and line.strip() not in ("", "}") and not (_INSTRUCTION.match(line) or _COMPUTATION.match(line)):
+            whole = f"{whole} {line}"
+            continue
+        if whole:
+            yield whole
+        whole = line if _INSTRUCTION.match(line) else ""
+        if not whole:
+            yield line
+    if whole:
+        yield whole
+
+
 def parse_hlo(text: str) -> Program:
     """Returns the program that an HLO text is."""
     computations: dict[str, dict[str, Instruction]] = {}
     entry = current = ""
-    for line in _COMMENT.sub("", text).splitlines():
+    for line in _whole_lines(_COMMENT.sub("", text)):
         if head := _COMPUTATION.match(line):
             current = head["name"]
             computations[current] = {}

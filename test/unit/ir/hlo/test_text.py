@@ -72,3 +72,19 @@ def test_a_program_knows_its_partitions_and_computations():
     program = parse_hlo(LOOP)
     assert (program.entry, program.num_partitions) == ("main", 4)
     assert list(program.computations) == ["body", "condition", "main"]
+
+
+def test_an_attribute_may_have_line_breaks():
+    text = """HloModule m
+
+ENTRY %main (p: f32[8]) -> f32[8] {
+  %p = f32[8]{0} parameter(0)
+  %k = f32[8]{0} custom-call(%p), custom_call_target="f", frontend_attributes={kernel_metadata={
+"names":"a b"
+}}, backend_config={"n":1}
+  ROOT %n = f32[8]{0} negate(%k)
+}
+"""
+    body = parse_hlo(text).computations["main"]
+    assert list(body) == ["p", "k", "n"]
+    assert body["k"].attributes.endswith('"names":"a b" }}, backend_config={"n":1}')
