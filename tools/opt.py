@@ -39,7 +39,7 @@ from rhino.tools.ending import exit_code_of, leave
 from rhino.tools.expected import Diagnostic, compare, diagnostics_of, read_expectations
 from rhino.tools.files import check_writable, read_input, shown, write_output
 from rhino.tools.opt_options import given_options, list_text, parse_command_line, steps, with_added, with_scope_ranks
-from rhino.tools.opt_report import collectives_text, statistics_text, summary_text
+from rhino.tools.opt_report import collectives_text, split_calls_text, statistics_text, summary_text
 from rhino.tools.streams import binary_output, standard_streams
 
 if TYPE_CHECKING:
@@ -153,6 +153,8 @@ class _Command:
             shards = any(name == "auto-shard" for name, _ in options.steps) and not options.verify_diagnostics
             if shards and (chosen := outcome.remarks.find(ShardingChoice)):
                 print(summary_text(chosen, outcome.remarks.find(LayoutChoice)), file=self.stderr)
+                if not options.localize and (line := split_calls_text(chosen)):
+                    print(line, file=self.stderr)
             if options.print_statistics:
                 print(statistics_text(outcome.remarks), file=self.stderr)
             if options.localize and (stats := outcome.remarks.find(CollectiveStats)):

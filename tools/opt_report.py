@@ -6,10 +6,12 @@ It prints small tables of what a search did, and of the collectives of a local p
 from __future__ import annotations
 
 from rhino.ir.graph.collective_stats import CollectiveStats
+from rhino.ir.program.local_rules import CUSTOM_CALL
 from rhino.ir.units import PEAK, format_bytes, format_seconds, peak_text
 from rhino.passes.base import Remarks
 from rhino.passes.planner.choose_layouts import LayoutChoice
 from rhino.passes.sharding.choose_shardings import PhaseTimes, ShardingChoice
+from rhino.strategies.cost.candidates import REPLICATE
 
 
 def statistics_text(remarks: Remarks) -> str:
@@ -44,6 +46,19 @@ def summary_text(chosen: ShardingChoice, layout: LayoutChoice | None = None) -> 
         without = "" if without_s is None else f" ({format_seconds(without_s)} without)"
         blocks = f"; blocks in {count} argument{'s' if count != 1 else ''}{without}"
     return f"rhino-opt: {seconds}; {peak_text(answer.peak_bytes, chosen.budget_bytes)}; mesh {axes}{blocks}"
+
+
+def split_calls_text(chosen: ShardingChoice) -> str:
+    """Returns a line on custom calls that are split, of which the annotated module tells XLA nothing; else nothing."""
+    graph = chosen.program.graph
+    count = sum(
+        graph.classes[kind].name == CUSTOM_CALL and max(state.strategy, default=REPLICATE) >= 0
+        for kind, state in zip(graph.op_class.tolist(), chosen.plan.ops, strict=True)
+    )
+    if not count:
+        return ""
+    calls = f"{count} custom calls are" if count > 1 else "1 custom call is"
+    return f"rhino-opt: {calls} split, before which XLA's partitioner would gather: run the local program (--localize)"
 
 
 def collectives_text(stats: CollectiveStats) -> str:

@@ -76,8 +76,8 @@ def is_kernel(op: ir.Operation) -> bool:
 
 def read_kernel(op: ir.Operation) -> Kernel | None:
     """Returns the kernel of a custom call, None where it has none of this form: a grid, and windows on it."""
-    text = op.attributes[_CONFIG]
-    return parse_kernel(ir.StringAttr(text).value) if is_kernel(op) and isinstance(text, ir.StringAttr) else None
+    text = op.attributes[_CONFIG] if is_kernel(op) else None
+    return parse_kernel(ir.StringAttr(text).value) if isinstance(text, ir.StringAttr) else None
 
 
 @cache

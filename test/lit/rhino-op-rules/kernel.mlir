@@ -1,9 +1,11 @@
 // RUN: rhino-opt %s --rhino-op-rules | filecheck %s
 // RUN: rhino-opt %s --auto-shard --cluster=v5e-8 --mesh=8 --localize | filecheck %s --check-prefix=LOCAL
+// RUN: rhino-opt %s --auto-shard --cluster=v5e-8 --mesh=8 -o %t 2>&1 | filecheck %s --check-prefix=TOLD
 // A Pallas kernel, RMS normalization of 128 rows at a time, shows that it splits along rows, and what it computes and moves.
 
 // CHECK: rhino.cost = {bytes = 16779264 : i64, flops = 25210880 : i64}
 // CHECK-SAME: sdy.sharding_rule = #sdy.op_sharding_rule<([ij, k], [l, m])->([in, o]) {i=32, j=128, k=1024, l=1, m=1024, n=128, o=1024} need_replication={j, k, l, m, n, o}, custom>
+// TOLD: 1 custom call is split, before which XLA's partitioner would gather: run the local program (--localize)
 // LOCAL: @tpu_custom_call(%{{.*}} : (tensor<512x1024xbf16>, tensor<1x1024xbf16>) -> tensor<512x1024xbf16>
 func.func @main(%x: tensor<4096x1024xbf16> loc("x"), %scale: tensor<1x1024xbf16> loc("scale")) -> tensor<4096x1024xbf16> {
   %y = stablehlo.custom_call @tpu_custom_call(%x, %scale) {
