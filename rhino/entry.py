@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 from jax.sharding import AbstractMesh
 
 from rhino.call import CallShape, Key, Pieces
@@ -28,6 +27,7 @@ from rhino.passes.precision.mixed_precision import F16
 from rhino.plan import Plan
 from rhino.plan_options import PlanOptions
 from rhino.planner import Planned, adopt_plan, plan_function
+from rhino.runtime.distributed.jax_job import said_by_all
 from rhino.stage_programs import StagePrograms
 from rhino.traced import Traced, key_dims, trace
 from rhino.trees import Trees
@@ -184,9 +184,8 @@ def _check_agreement(plan: str, name: str) -> None:
     """
     if jax.process_count() == 1:
         return
-    own = np.frombuffer(hashlib.sha256(plan.encode()).digest(), np.uint8)
-    every = np.asarray(multihost_utils.process_allgather(own)).reshape(-1, own.size)
-    others = [number for number, one in enumerate(every) if (one != every[0]).any()]
+    every = said_by_all(hashlib.sha256(plan.encode()).hexdigest())
+    others = [number for number, one in enumerate(every) if one != every[0]]
     if others:
         raise RhinoError(
             "RHI-JAX-008",

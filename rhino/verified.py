@@ -14,6 +14,7 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 
 from rhino.call import Pieces, shapes_of
 from rhino.embed import Embedded
@@ -174,5 +175,5 @@ def _host(leaf: Any) -> Host:  # noqa: ANN401 - a leaf
     if jnp.issubdtype(array.dtype, jax.dtypes.extended):
         array = jax.random.key_data(array)
     if not array.is_fully_addressable:
-        return np.asarray(jax.experimental.multihost_utils.process_allgather(array, tiled=True))
+        return np.asarray(multihost_utils.process_allgather(array, tiled=True))
     return np.array(array)

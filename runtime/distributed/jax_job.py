@@ -12,12 +12,11 @@ import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Final
 
 import jax
-import numpy as np
 from jax._src import distributed
-from jax.experimental import multihost_utils
 
 from rhino.ir.cluster.placement import Devices, num_reached
 from rhino.ir.diagnostics import RhinoError
@@ -27,7 +26,11 @@ from rhino.runtime.executor.executor import Executor
 from rhino.runtime.executor.rank_program import RankDevices
 from rhino.runtime.executor.transport import SocketTransport
 
-_LONGEST_ADDRESS: Final = 128
+_SAY_LIMIT_S: Final = 24 * 3600
+"""How long a process is waited for that still plans or compiles; JAX ends all when one has ended."""
+
+_SAID: Final = count()
+"""A number for each time that the processes of a job tell each other something."""
 
 
 def num_processes() -> int:
@@ -134,7 +137,7 @@ def meet(heartbeat_s: int = DEFAULT_HEARTBEAT_S) -> Meeting:
     if not _met:
         team, process, host = Team(((),) * jax.process_count()), jax.process_index(), own_host()
         service, address = start_service(len(team.ranks), heartbeat_s, host) if process == 0 else (None, "")
-        job = join(_from_first(address), process, team, heartbeat_s=heartbeat_s, host=host)
+        job = join(said_by_all(address)[0], process, team, heartbeat_s=heartbeat_s, host=host)
         _met.append(Meeting(job, service, SocketTransport(job, ())))
         atexit.register(_met[0].leave)  # before JAX leaves its job, which it registered before
     return _met[0]
@@ -153,16 +156,20 @@ def own_host() -> str:
         return str(probe.getsockname()[0])
 
 
-def _from_first(text: str) -> str:
-    """Returns what the first process says, in every process."""
-    encoded = np.frombuffer(text.encode().ljust(_LONGEST_ADDRESS, b"\0"), np.uint8)
-    return bytes(np.asarray(multihost_utils.broadcast_one_to_all(encoded))).rstrip(b"\0").decode()
+def said_by_all(text: str) -> list[str]:
+    """Returns what each process of a job calls this with, by number; each of them has to call this.
+
+    Texts go through the coordination service, not through devices: processes may have unequal numbers of these.
+    """
+    number, client = next(_SAID), distributed.global_state.client
+    assert client is not None, "a job has a coordination service"
+    client.key_value_set(f"rhino/said/{number}/{jax.process_index()}", text)
+    return [
+        str(client.blocking_key_value_get(f"rhino/said/{number}/{process}", _SAY_LIMIT_S * 1000))
+        for process in range(jax.process_count())
+    ]
 
 
 def most_of_processes(number: int) -> int:
     """Returns the largest of the numbers that the processes of a job call this with."""
-    if jax.process_count() == 1:
-        return number
-    own = np.frombuffer(number.to_bytes(8, "big"), np.uint8)  # JAX would take 64 bits for 32
-    every = np.asarray(multihost_utils.process_allgather(own)).reshape(-1, own.size)
-    return max(int.from_bytes(one.tobytes(), "big") for one in every)
+    return number if jax.process_count() == 1 else max(map(int, said_by_all(str(number))))

@@ -20,6 +20,8 @@ import pytest
 import scanned_part
 import scanned_steps
 import staged_part
+import unlike_part
+from tied_step import tied
 
 from rhino.ir.diagnostics import RhinoError
 from rhino.runtime.distributed.jax_job import deal_devices, team_of
@@ -34,7 +36,7 @@ def free_address() -> str:
 
 
 def launched(folder: Path, part: str, *options: Sequence[str]) -> list[int]:
-    """Runs two processes, each with options of its own, and returns their exit codes.
+    """Runs as many processes as there are options for, and returns their exit codes.
 
     What they say goes to `said-N`.
     """
@@ -152,6 +154,33 @@ def test_each_process_has_the_rows_of_its_layers(tmp_path: Path):
                 np.testing.assert_allclose(rows, leaves[number][start : start + len(rows)], rtol=2e-3, atol=2e-5)
                 seen[f"{number}"] = seen.get(f"{number}", 0) + len(rows)
     assert set(seen.values()) == {scanned_steps.LAYERS}
+
+
+def test_three_processes_train_on_unlike_devices_as_one_device_does(tmp_path: Path):
+    """Shares of 5 and 3, ranks of 4, 2 and 2 devices, stages on two groups, scopes on 8 and 4 devices; with dropout."""
+    step, expected = tied(unlike_part.PLANS["uneven replicas"][0])
+    alone, losses = jax.jit(step), []
+    for number in range(unlike_part.NUM_STEPS):
+        expected, loss = alone(expected, unlike_part.BATCH, np.int32(number))
+        losses.append(float(loss))
+    for name, (scopes, options) in unlike_part.PLANS.items():
+        fast = unlike_part.ready(scopes, **options)
+        fast.plan(expected, unlike_part.BATCH, np.int32(0)).save(tmp_path / name)
+        state, found = unlike_part.train(fast)
+        np.testing.assert_allclose(found, losses, rtol=1e-6)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), state, expected)
+    codes = launched(tmp_path, unlike_part.__file__, *[(str(tmp_path),)] * 3)
+    assert codes == [0] * 3, [(tmp_path / f"said-{process}").read_text() for process in range(3)]
+    for name in unlike_part.PLANS:
+        missing = {leaf: np.ones(array.shape, bool) for leaf, array in expected.items()}
+        for process in range(3):
+            with np.load(tmp_path / f"{name}-{process}.npz") as out:
+                np.testing.assert_allclose(out["losses"], losses, rtol=1e-6)
+                for leaf, _, index in (part.partition("-") for part in out.files if part != "losses"):
+                    at = eval(index)
+                    missing[leaf][at] = False
+                    np.testing.assert_allclose(out[f"{leaf}-{index}"], expected[leaf][at], rtol=1e-5, atol=1e-6)
+        assert not any(leaf.any() for leaf in missing.values()), name
 
 
 def test_ranks_are_dealt_to_processes_whole(monkeypatch: pytest.MonkeyPatch):

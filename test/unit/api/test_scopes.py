@@ -5,7 +5,6 @@ import io
 import random
 import re
 import textwrap
-from collections.abc import Callable
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -19,6 +18,7 @@ import numpy as np
 import pytest
 import scoped
 from snippets import lying
+from tied_step import BATCH, Made, Scope, tied, tied_batch
 from training import Batch, Model, Params
 
 import rhino
@@ -39,44 +39,13 @@ from rhino.tools import run as run_tool
 
 ROOT = Path(__file__).parents[3]
 NUM_STEPS = 3
-BATCH = 24
-Scope = Callable[[], Any]
-Made = tuple[Callable[..., Any], dict[str, jax.Array]]
-
-
-def normal(number: int, *shape: int) -> jax.Array:
-    return jax.random.normal(jax.random.fold_in(jax.random.key(7), number), shape) / (shape[0] ** 0.5)
-
-
-def tied(scopes: list[Scope]) -> Made:
-    """Dropout, a residual, a part that is recomputed, and a weight that the first and last of three scopes share."""
-    params = {"ends": normal(1, 16, 48), "own": normal(2, 48, 48), "up": normal(3, 48, 24), "down": normal(4, 24, 48)}
-
-    def step(params: dict[str, jax.Array], x: jax.Array, number: jax.Array) -> tuple[dict[str, jax.Array], jax.Array]:
-        key = jax.random.fold_in(jax.random.key(1), number)
-
-        def loss(params: dict[str, jax.Array]) -> jax.Array:
-            with scopes[0]():
-                h = jax.nn.relu(x @ params["ends"])
-                h = kept = h * jax.random.bernoulli(key, 0.9, h.shape)
-            with scopes[1]():
-                h = jax.checkpoint(lambda h, up, down: jnp.tanh(h @ up) @ down)(h, params["up"], params["down"])
-            h = h + kept
-            with scopes[2]():
-                h = jnp.tanh(h @ params["own"]) @ params["ends"].T
-            return ((h - x) ** 2).mean()
-
-        value, grads = jax.value_and_grad(loss)(params)
-        return jax.tree.map(lambda a, g: a - 0.1 * g, params, grads), value
-
-    return step, params
 
 
 def check(made: Made, **options: Any) -> rhino.Plan:
     """Trains for three steps as planned and on one device, compares, and returns the plan."""
     step, params = made
     fast = rhino.parallelize(step, donate_argnums=0, **options)
-    x, ours = normal(9, BATCH, 16), jax.tree.map(jnp.copy, params)
+    x, ours = tied_batch(), jax.tree.map(jnp.copy, params)
     for number in map(jnp.int32, range(NUM_STEPS)):
         ours, got = fast(ours, x, number)
         params, expected = jax.jit(step)(params, x, number)
@@ -113,7 +82,7 @@ def test_scopes_are_stages_on_devices_of_their_own(seed: int):
 def test_stages_share_what_scopes_without_a_number_leave():
     """And the plan is the same each time, though scopes of a second trace are others."""
     step, params = tied([rhino.split, partial(rhino.replicate, 2), rhino.replicate])
-    arguments = params, normal(9, BATCH, 16), jnp.int32(0)
+    arguments = params, tied_batch(), jnp.int32(0)
     plans = [
         rhino.parallelize(step, cluster="cpu8", stages="scopes", micro_batches=2).plan(*arguments) for _ in range(2)
     ]
@@ -212,7 +181,7 @@ def optimize(path: Path, *options: str) -> tuple[int, str]:
 
 def exported(scopes: list[Scope]) -> bytes:
     step, params = tied(scopes)
-    shapes = jax.eval_shape(lambda: (params, normal(9, BATCH, 16), jnp.int32(0)))
+    shapes = jax.eval_shape(lambda: (params, tied_batch(), jnp.int32(0)))
     lowered = jax.jit(step, donate_argnums=0).trace(*shapes).lower()
     return str(lowered.as_text(debug_info=True)).encode()
 

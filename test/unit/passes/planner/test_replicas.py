@@ -1,7 +1,6 @@
 """A training step on replicas that take unequal numbers of micro-batches gives the answer of one device."""
 
 import io
-from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -9,13 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from batched_steps import MEMORY, STEPS, text
+from clusters import of_two_kinds
 from pipelines import Setting, difference, plan, run
 from planning import reference
 from traffic import splitting_cluster
 
 import rhino
-from rhino.ir.cluster.cluster import cluster_to_text, load_cluster
-from rhino.ir.cluster.groups import joined
 from rhino.ir.plan.files import load_plan
 from rhino.ir.plan.instructions import Feed, Run
 from rhino.tools import opt
@@ -90,11 +88,6 @@ def test_a_plan_that_was_kept_gives_the_answer_in_one_process_and_in_two(tmp_pat
 
 def test_an_uneven_cluster_gets_shares_by_speed_where_they_are_best(tmp_path: Path):
     """Two groups of two devices, the first three times as fast: the search takes replicas, asked for and unasked."""
-    group = load_cluster("cpu2")
-    rates = tuple((name, 3 * rate) for name, rate in group.device.flops_per_s)
-    quick = replace(group.device, flops_per_s=rates, hbm_bytes_per_s=3 * group.device.hbm_bytes_per_s)
-    mixed = joined("mixed", "two kinds", [replace(group, name="quick", device=quick), group], group.levels[0])
-    (tmp_path / "mixed.toml").write_text(cluster_to_text(mixed), encoding="utf-8")
 
     def wide(w, x):
         return w - 0.1 * jax.grad(lambda w: (jnp.tanh(x @ w) ** 2).mean())(w)
@@ -103,7 +96,7 @@ def test_an_uneven_cluster_gets_shares_by_speed_where_they_are_best(tmp_path: Pa
     (tmp_path / "step.mlir").write_bytes(text((wide, *shapes)))
     for asked in ([], ["--replicas=2"]):
         stderr = io.StringIO()
-        words = ["--auto-parallel", f"--cluster={tmp_path / 'mixed.toml'}", f"--plan={tmp_path / 'plan'}", *asked]
+        words = ["--auto-parallel", f"--cluster={of_two_kinds('cpu2', 3)}", f"--plan={tmp_path / 'plan'}", *asked]
         words += ["--jobs=1", "--strategy=tap", str(tmp_path / "step.mlir")]
         assert opt.run(words, io.BytesIO(), io.BytesIO(), stderr) == 0, stderr.getvalue()
         found = load_plan(tmp_path / "plan")
