@@ -20,6 +20,7 @@ from typing import Any, Final
 import call_overhead
 import jax
 import numpy as np
+import pinned
 import sleep_op
 from report import Options, Question, key, option, run
 
@@ -333,6 +334,7 @@ QUESTIONS: Final = {
     "dispatch": Question(str(dispatches.__doc__), dispatches, _DISPATCH, _DISPATCHES, faults=_missed),
     "overlap": Question(str(overlaps.__doc__), overlaps, _OVERLAP, (option("--repeats", 5, "of each step"),)),
     "calls": call_overhead.QUESTION,
+    "uneven": pinned.QUESTION,
 }
 
 if __name__ == "__main__":

@@ -69,16 +69,17 @@ def records(options: Options) -> Iterator[Shared]:
         text = step_of(sized(model, batch=size * num))
         asked = {"cluster": options.cluster, "num": str(num), **more}
         ranks = len(load_cluster(options.cluster).groups)
-        one = _planned(text, model, {**asked, "stages": "1", "ranks": "1", "mesh": options.whole})
+        one = planned(text, model, {**asked, "stages": "1", "ranks": "1", "mesh": options.whole})
         equal, own = (
-            _planned(text, model, {**asked, "mesh": options.mesh, "replicas": replicas})
+            planned(text, model, {**asked, "mesh": options.mesh, "replicas": replicas})
             for replicas in (";".join([str(num // ranks)] * ranks), str(ranks))
         )
         prove_fit(own.plan)
         yield Shared(model, options.cluster, one.simulation.timeline.end_s, equal, own)
 
 
-def _planned(text: bytes, model: str, asked: Mapping[str, str]) -> StagedPlan:
+def planned(text: bytes, model: str, asked: Mapping[str, str]) -> StagedPlan:
+    """Returns a model's step planned with these options of its passes, within the largest device's memory."""
     module, cluster = read_module(text, model, make_context()), asked["cluster"]
     source = cut_step(module, model, asked, Remarks(model))
     budget = max(one.device.usable_hbm_bytes for one in load_cluster(cluster).groups)

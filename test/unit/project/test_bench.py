@@ -96,6 +96,14 @@ def test_measurements_of_host_time_answer(capsys):
 
 
 @LONG
+def test_shares_by_speed_are_timed(capsys):
+    """Whether they are faster depends on what else the machine does."""
+    argv = ["uneven", "--models=mlp", "--micro-batches=4", "--rounds=1", "--profile-rounds=1"]
+    assert report.run("", executor.QUESTIONS, argv) in (0, 1)
+    assert "off those of one device" not in capsys.readouterr().err
+
+
+@LONG
 def test_predicted_seconds_are_compared_with_measured_ones(tmp_path):
     argv = [
         "--devices=2",
