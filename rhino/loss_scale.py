@@ -39,7 +39,9 @@ def loss_scale_of(value: Any) -> LossScale:  # noqa: ANN401 - what a user gives
         found = LossScale(_number(scale, np.float32), _number(good_steps, np.int32))
     except (TypeError, ValueError):
         what = f"the loss scale is {value!r:.60}"
-        raise RhinoError("RHI-JAX-002", what, fix="give rhino.LossScale(scale, good_steps), two numbers") from None
+        raise RhinoError(
+            "RHI-JAX-002", what, fix="give rhino.LossScale(scale, good_steps), a number and a whole one"
+        ) from None
     least, most = RANGE
     if isinstance(found.scale, np.float32) and not least <= found.scale <= most:
         what = f"the loss scale is {scale!r:.60}, and no loss can be multiplied by that"
@@ -48,11 +50,18 @@ def loss_scale_of(value: Any) -> LossScale:  # noqa: ANN401 - what a user gives
 
 
 def _number(value: Any, dtype: Any) -> Any:  # noqa: ANN401 - an array of JAX's, or a number
-    """Returns an array of a dtype as it is, and another number as one. Raises ValueError for what has dims."""
+    """Returns an array of a dtype as it is, and another number as one.
+
+    Raises ValueError for what has dims, and for what is no number of an integer dtype.
+    """
     if isinstance(value, jax.Array) and value.dtype == dtype and not value.shape:
         return value
-    with np.errstate(over="ignore"):  # infinite then, which is refused
-        return dtype(np.asarray(value).reshape(()))
+    given = np.asarray(value).reshape(())
+    with np.errstate(over="ignore", invalid="ignore"):  # infinite then, or another number, which is refused
+        found = dtype(given)
+    if np.issubdtype(dtype, np.integer) and found != given:
+        raise ValueError
+    return found
 
 
 def with_loss_scale(fn: Callable[..., Any], signature: inspect.Signature | None) -> Callable[..., Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -65,6 +66,9 @@ _SHARED: Final = (
 )
 """Options of passes that the command line has for all that take them."""
 
+_REPEATED: Final = ("pad", "pin", "forbid", "axis-role", "scope", "batch", "no-batch")
+"""Those of them that may be there several times."""
+
 _CHECKS: Final = {
     "pad": parse_pad,
     "pin": parse_pin,
@@ -124,7 +128,8 @@ def parse_command_line(argv: Sequence[str]) -> argparse.Namespace:
     """
     parser = _parser()
     names = tuple(text for action in parser._actions for text in action.option_strings if text.startswith("--"))
-    options, unknown = parser.parse_known_args([_in_full(word, names) for word in argv])
+    words = [one for word in argv for one in _apart(_in_full(word, names), argv)]
+    options, unknown = parser.parse_known_args(words)
     if unknown:
         raise _unknown(unknown[0], names)
     options.by_scopes = options.stages == BY_SCOPES
@@ -180,7 +185,9 @@ def _check_replicas(options: argparse.Namespace, *, is_parallel: bool) -> None:
     """Sees to it that replicas are asked for with one stage."""
     if options.replicas is None:
         return
-    parse_replicas(options.replicas)
+    shares = parse_replicas(options.replicas).shares
+    if shares and options.num is None and options.mesh not in (None, AUTO):
+        options.num = sum(shares)  # nothing is open then
     if not is_parallel:
         what = "--replicas is given, and no plan is made"
         raise RhinoError("RHI-CLI-001", what, fix=f"add --{PARALLEL}")
@@ -381,6 +388,34 @@ def _in_full(word: str, names: Sequence[str]) -> str:
     if word == "--aot":
         return f"{word}={COMPARE}"  # what follows is the input
     return f"{word}=" if word.removeprefix("--") in _step_names() else word
+
+
+def _apart(word: str, argv: Sequence[str]) -> list[str]:
+    """Returns a word, with the options that auto-parallel shares with the command as options of the command.
+
+    They say whether a plan is searched for, and what holds of every plan that is looked at.
+
+    Raises RHI-CLI-001 where one of them is on the command line too, and can be there once.
+    """
+    name, _, text = word.partition("=")
+    if name != f"--{PARALLEL}":
+        return [word]
+    kept, moved = "", list[str]()
+    given = {one.partition("=")[0].lstrip("-") for one in argv if one.startswith("-")}
+    for key, value in read_options(PARALLEL, text).items():
+        option = _spelled(key)
+        if key not in _SHARED or key == "ranks":
+            kept += f"{key}={json.dumps(value)} "
+        elif key in _REPEATED:
+            moved += [f"{option}={part.strip()}" for part in value.split(";")]
+        elif option.lstrip("-") in given:
+            what = f"{option} is given, and again among the options of --{PARALLEL}"
+            raise RhinoError("RHI-CLI-001", what, fix="leave one out")
+        elif key != "offload":
+            moved.append(f"{option}={value}")
+        elif value == "true":
+            moved.append(option)
+    return [f"{name}={kept.strip()}", *moved]
 
 
 def _unknown(word: str, names: Sequence[str]) -> RhinoError:

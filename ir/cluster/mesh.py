@@ -71,9 +71,12 @@ def parse_mesh(text: str) -> Mesh:
     """Returns the mesh written as "8", "2x4" or "x=2,y=4" (outermost axis first).
 
     Raises:
-        RhinoError: RHI-CLI-001 where the text has another form, a size below 1 or an axis name twice.
+        RhinoError: RHI-CLI-001 where the text has another form, a size below 1, an axis name twice, or several meshes.
     """
     compact = text.replace(" ", "")
+    if count := compact.count(";"):
+        what = f"mesh: got {text!r}, which are those of {count + 1} ranks, and one program has one mesh"
+        raise RhinoError("RHI-CLI-001", what, fix=f"write one mesh, or ask for as many stages: --stages={count + 1}")
     if re.fullmatch(r"[0-9]+(x[0-9]+)*", compact):
         axes = (
             mesh_of_shape(tuple(int(size) for size in compact.split("x"))).axes if _positive(compact.split("x")) else ()

@@ -104,6 +104,8 @@ def choose_plan(
         setup = replace(setup, shares=parse_replicas(request.replicas).shares)
     schedule = SCHEDULES[setup.schedules[0]]
     stages = [] if request.stages is None or request.replicas else [num_ranks_of(schedule, request.stages)]
+    if request.stages is None and len(request.meshes) > 1 and not request.replicas:
+        stages = [len(request.meshes)]  # one for each mesh
     ranks = [parse_replicas(request.replicas).count] if request.replicas else stages
     if request.is_unlike:
         _check_unlike(setup, request, ranks)

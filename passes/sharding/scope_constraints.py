@@ -21,6 +21,7 @@ from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.locations import name_of, place_of
 from rhino.ir.mlir.reader import entry_function, walk
 from rhino.ir.mlir.shardings import PROVENANCE
+from rhino.ir.program.accumulation import accumulation_loop
 from rhino.ir.program.loop_conditions import condition_reads
 from rhino.ir.program.named_tensors import provenance_of
 from rhino.ir.program.numerics import SOURCES
@@ -224,9 +225,9 @@ def cannot_run(program: Program, scoped: Scoped, mesh: Mesh, op: int) -> RhinoEr
     notes += [f"axis-role {roles} says what is split along these"] if roles else []
     what = f"{_words(program, op)} cannot be shared as {_listed(_chain(program.ops[op]))} says"
     place = place_of(program.ops[op].location, program.file)
-    return RhinoError(
-        "RHI-SHARD-001", what, place, tuple(notes), "choose sizes that the axes divide, or take the op out of the scope"
-    )
+    fewer = " (fewer --micro-batches have more examples each)" if accumulation_loop(program) else ""
+    fix = f"choose sizes that the axes divide{fewer}, or take the op out of the scope"
+    return RhinoError("RHI-SHARD-001", what, place, tuple(notes), fix)
 
 
 def _ops(block: ir.Block) -> Iterator[ir.Operation]:
@@ -242,7 +243,8 @@ def _ops(block: ir.Block) -> Iterator[ir.Operation]:
 def _nested(replicas: int) -> tuple[ScopeAround, ...]:
     """Returns the scope around all others that are stages; none of one replica."""
     sharding = ScopeSharding(REPLICATE, replicas)
-    return (ScopeAround("", sharding, f"{replicas} replicas of the pipeline"),) if replicas > 1 else ()
+    words = f"sharing each micro-batch among {replicas} replicas of the pipeline"
+    return (ScopeAround("", sharding, words),) if replicas > 1 else ()
 
 
 def _stage_around(op: ir.Operation) -> int | None:
@@ -289,6 +291,12 @@ def _axes(program: Program, mesh: Mesh, chain: Chain, op: int, every: Sequence[C
     shapes = meshes_for(every, mesh.num_devices)
     as_mesh = f", as {'x'.join(map(str, shapes[0]))}" if shapes else ""
     for sharding in chain:
+        num, there = sharding.num or 1, mesh.num_devices
+        if there % num:
+            what = f"{sharding} around {_words(program, op)}: {num} does not divide the devices of the mesh {mesh}"
+            counts = ", ".join(str(count) for count in range(1, there + 1) if there % count == 0)
+            fix = f"say {counts}, or no number for all of them"
+            raise RhinoError("RHI-PIN-002", what, place, (f"it has {there} devices",), fix)
         if take_axes(mesh.shape, [sharding], none) is None:
             counts = ", ".join(map(str, possible_counts(mesh.shape)))
             what = f"{sharding} around {_words(program, op)}: no axes of the mesh {mesh} have {sharding.num} devices"

@@ -231,6 +231,11 @@ def test_products_are_split_as_the_scope_of_their_stage_says(scopes: list[Scope]
             (),
             r"RHI-STAGE-001\] 8 devices .* split, split\(4\), split\(5\)$",
         ),
+        (
+            [2, 1, 1],
+            ("--micro-batches=8",),
+            r"(?s)RHI-SHARD-001.*i of 3.*sharing each micro-batch among 2 replicas .*fewer --micro-batches",
+        ),
         ([2, 2, 4], ("--mesh=2",), r"RHI-CLI-001\] stages are the scopes of the model, and mesh is given too"),
         ([2, 2, 4], ("--replicas=2",), r"RHI-CLI-001\] .* and replicas is given too"),
         ([2, 2, 4], ("--schedule=interleaved",), r"RHI-SCHED-001\] schedule 'interleaved' has 2 stages"),

@@ -561,6 +561,11 @@ def test_parse_mesh_refuses(text):
     assert repr(text) in error.value.what
 
 
+def test_the_meshes_of_ranks_are_no_mesh_of_one_program():
+    with pytest.raises(RhinoError, match=r"(?s)RHI-CLI-001.*'2x2;2', which are those of 2 ranks.*--stages=2"):
+        parse_mesh("2x2;2")
+
+
 def test_default_axis_names_go_on():
     assert mesh_of_shape((1,) * 8).names == ("x", "y", "z", "w", "v", "u", "axis6", "axis7")
 

@@ -471,7 +471,11 @@ def test_scopes_in_each_other_multiply_and_the_mesh_that_they_want_is_told():
         ("mesh=8 scope=mlp=split(0)", r"RHI-CLI-001.*got split\(0\), expected replicate, split"),
         (
             "mesh=2x4 scope=mlp=split(3)",
-            r"RHI-PIN-002.*split\(3\) around .*mlp/up.* of the mesh x=2,y=4 .*axes of 1, 2, 4, 8",
+            r"RHI-PIN-002.*split\(3\) around .*mlp/up.*3 does not divide .* mesh x=2,y=4.*say 1, 2, 4, 8",
+        ),
+        (
+            "mesh=8 scope=mlp=replicate(16)",
+            r"RHI-PIN-002.*replicate\(16\) around .*16 does not divide .* it has 8 devices",
         ),
         (
             'mesh=8 scope="mlp/up=replicate(4); mlp/act=replicate(2)"',

@@ -171,6 +171,20 @@ def test_the_same_plan_byte_for_byte(folder: Path):
         assert path.read_bytes() == (folder / "again" / path.relative_to(folder / "plan")).read_bytes()
 
 
+def test_options_of_the_pipeline_ask_for_a_plan_as_those_of_the_command_do(folder: Path):
+    """Where they name all of it nothing is searched for, and what holds of every plan is known to the search."""
+    for words, what in (
+        ("stages=2 num=4 mesh=1", "2 stages on 2 ranks of mesh x=1, 4 micro-batches, 1f1b"),
+        ('stages=2 num=4 pin="*.embed=[{}, {}"', "RHI-CLI-001] pin '*.embed=[{}, {}'"),
+        ("stages=2 cluster=v100x8", "RHI-CLI-001] --cluster is given, and again among the options of --auto-parallel"),
+    ):
+        out, err = io.BytesIO(), io.StringIO()
+        argv = [f"--auto-parallel={words}", "--cluster=v100x8", f"--plan={folder / 'inside'}", str(folder / "gpt.mlir")]
+        opt.run(argv, io.BytesIO(), out, err)
+        assert what in err.getvalue()
+    assert (folder / "inside" / "step.json").read_bytes() == (folder / "plan" / "step.json").read_bytes()
+
+
 def test_a_plan_runs_and_is_compared_and_traced(folder: Path):
     trace = folder / "trace.json"
     original = str(folder / "gpt.mlir")

@@ -341,5 +341,10 @@ def test_a_loss_scale_is_two_numbers_of_a_step_in_f16():
     for wrong in (float("nan"), float("inf"), 1e39, 0.0, -2.0):
         with pytest.raises(RhinoError, match=r"RHI-JAX-002.*the loss scale is .*multiplied by"):
             step.loss_scale = (wrong, 0)
+    for wrong in (2.5, 1 << 40, float("nan"), "2"):
+        with pytest.raises(RhinoError, match=r"(?s)RHI-JAX-002.*the loss scale is .*a whole one"):
+            step.loss_scale = (1.0, wrong)
+    step.loss_scale = (1.0, 2.0)
+    assert step.loss_scale == (1.0, 2)
     with pytest.raises(RhinoError, match=r"RHI-JAX-002.*has no loss scale"):
         rhino.parallelize(perceptron_step(narrow=False), cluster="cpu4", amp="bf16").loss_scale = (1.0, 0)
