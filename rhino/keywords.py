@@ -98,6 +98,11 @@ def replicas_text(given: SupportsIndex | str) -> str:
     return text
 
 
+def shared_batches(replicas: str) -> int | None:
+    """Returns how many micro-batches replicas take in all, where the numbers of each are given; None where not."""
+    return sum(parse_replicas(replicas).shares) or None if replicas else None
+
+
 def text_of(name: str, given: object, fix: str) -> str:
     """Returns a text. Raises RHI-JAX-002, with what to do, for anything else."""
     if isinstance(given, str):

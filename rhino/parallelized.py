@@ -30,6 +30,7 @@ from rhino.keywords import (
     path_of,
     remat_shares,
     replicas_text,
+    shared_batches,
     stages_of,
     texts,
 )
@@ -449,6 +450,7 @@ def parallelize(
     )
     if devices is None and isinstance(mesh, jax.sharding.Mesh):
         devices = list(mesh.devices.flat)
+    asked_replicas = "" if replicas is None else replicas_text(replicas)
     plan_options = PlanOptions(
         cluster="" if cluster is None else path_of("cluster", cluster),
         meshes=named,
@@ -461,7 +463,7 @@ def parallelize(
         axis_roles=tuple(f"{axis}={role}" for axis, role in (axis_roles or {}).items()),
         constraints="" if constraints is None else path_of("constraints", constraints),
         op_rules="" if op_rules is None else path_of("op_rules", op_rules),
-        micro_batches=count("micro_batches", micro_batches),
+        micro_batches=count("micro_batches", micro_batches) or (shared_batches(asked_replicas) if named else None),
         batch="; ".join(texts("batch", batch, _NAMES, is_one_enough=True)),
         batch_statistics=batch_statistics,
         amp=amp,
@@ -470,7 +472,7 @@ def parallelize(
         recomputes=remat == BY_STAGE,
         stages=num_stages,
         by_scopes=stages == BY_SCOPES,
-        replicas="" if replicas is None else replicas_text(replicas),
+        replicas=asked_replicas,
         schedule=schedule or "",
         search=search,
         jobs=count("jobs", jobs),

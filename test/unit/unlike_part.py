@@ -31,7 +31,7 @@ _ON_8_AND_4: Final = (partial(rhino.replicate, 4), partial(rhino.split, 8), part
 PLANS: Final[Mapping[str, tuple[tuple[Scope, ...], dict[str, Any]]]] = {
     "uneven replicas": (
         _NONE,
-        {"cluster": of_two_kinds("cpu4", 1.7), "mesh": "2", "replicas": "5;5;3;3", "micro_batches": 16},
+        {"cluster": of_two_kinds("cpu4", 1.7), "mesh": "2", "replicas": "5;5;3;3"},
     ),
     "ranks of 4, 2 and 2": (_NONE, {"cluster": "cpu8", "stages": "4+2+2", "micro_batches": 4}),
     "stages on two groups": (

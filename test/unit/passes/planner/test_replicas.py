@@ -120,15 +120,14 @@ def test_a_parallelized_function_runs_on_replicas_and_keeps_its_plan(tmp_path: P
     function, given, _ = CASES["adam"]
     state = jax.tree.map(np.asarray, given)  # of the host, so that a step cannot take it
     batch = {"x": np.linspace(-1, 1, 48, dtype=np.float32).reshape(8, 6), "y": np.ones((8, 4), np.float32)}
-    fast = rhino.parallelize(
-        function, cluster="cpu4", mesh="2", replicas="5;3", micro_batches=8, donate_argnums=0, verify=True
-    )
+    fast = rhino.parallelize(function, cluster="cpu4", mesh="2", replicas="5;3", donate_argnums=0, verify=True)
     mine, theirs = state, state
     for _ in range(NUM_STEPS):
         mine, loss = fast(mine, batch)
         theirs, wanted = jax.jit(function)(theirs, batch)
     np.testing.assert_allclose(loss, wanted, rtol=TOLERANCE)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), mine, theirs)
+    assert fast.plan(state, batch).facts.request.micro_batches == 8, "nothing was open"
     fast.plan(state, batch).save(tmp_path / "plan")
     again = rhino.parallelize(function, plan=rhino.Plan.load(tmp_path / "plan"), donate_argnums=0)
     jax.tree.map(np.testing.assert_array_equal, again(state, batch), fast(state, batch))
