@@ -241,7 +241,7 @@ def _comparer(traced: Traced, request: PlanRequest, own: PlanOptions, compiler_f
         options={"cluster": request.cluster, **request.pass_options()},
         cluster=load_cluster(request.cluster),
         budget_bytes=float(request.budget_bytes),
-        compiler_for=compiler_for,
+        compiler_for=functools.partial(compiler_for, load_cluster(request.cluster)),
         memory_only=own.aot == MEMORY,
         most=own.compiles,
         unsplit=key_words(traced),

@@ -15,6 +15,7 @@ from rhino.ir.units import format_bytes, format_seconds
 from rhino.passes.planner.aot import LOCALIZED, as_run, first_form, program_of, step_of
 from rhino.passes.planner.aot_parallel import CompilerFor, compile_stages, compilers_of
 from rhino.passes.planner.module_facts import boundary
+from rhino.passes.planner.plan_rows import rank_limits
 from rhino.passes.planner.tables import table
 from rhino.passes.planner.unstaged_plan import ANNOTATED, annotate
 from rhino.runtime.aot.compile import compiler_of
@@ -47,8 +48,8 @@ def compiled_plan(plan: Plan, read: Callable[[], ir.Module]) -> Checked:
         raise RhinoError("RHI-AOT-002", f"the plan cannot be compiled: {compiler_for}", fix=fix)
     found = _Compiles(plan, cluster, compiler_for)
     rows = [*(found.staged(plan.execution) if plan.execution else found.unstaged(read()))]
-    budget = plan.predicted.budget_bytes
-    largest = max(found.peaks)
+    limits = [one.budget_bytes for one in rank_limits(plan)]
+    largest, budget = max(zip(found.peaks, limits, strict=True), key=lambda pair: pair[0] / pair[1])
     verdict = f"{format_bytes(largest)} of {format_bytes(budget)} per device: " + (
         "within the budget" if largest <= budget else "over the budget"
     )
@@ -66,7 +67,7 @@ class _Compiles:
 
     def one(self, code: bytes) -> tuple[Compiled, float]:
         """Returns what the compiler makes of a program, and the seconds of a run."""
-        compiled = self.compiler_for(self.plan.mesh)(code)
+        compiled = self.compiler_for(self.cluster, self.plan.mesh)(code)
         self.compiler = compiled.compiler
         return compiled, step_of(compiled, self.cluster).step_s
 

@@ -207,11 +207,18 @@ def rank_of(step: Step, run: Run) -> int:
     return step.slots[(*run.inputs, *run.outputs)[0]].rank
 
 
+def program_ranks(step: Step) -> tuple[tuple[int, ...], ...]:
+    """Returns the ranks that each program runs on [programs]; for one that does not run, the first."""
+    found: list[dict[int, None]] = [{} for _ in step.programs]
+    for one in step.instructions:
+        if isinstance(one, Run):
+            found[one.program][rank_of(step, one)] = None
+    return tuple([tuple(ranks) or (0,) for ranks in found])
+
+
 def program_meshes(step: Step) -> tuple[Mesh, ...]:
     """Returns the mesh that each program runs on [programs]; for one that does not run, that of the first rank."""
-    found = dict.fromkeys(range(len(step.programs)), step.meshes[0])
-    found |= {one.program: step.meshes[rank_of(step, one)] for one in step.instructions if isinstance(one, Run)}
-    return tuple(found.values())
+    return tuple([step.meshes[ranks[0]] for ranks in program_ranks(step)])
 
 
 def project(step: Step, ranks: Sequence[int]) -> tuple[Local, ...]:

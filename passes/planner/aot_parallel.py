@@ -1,7 +1,8 @@
 """Let the target's own compiler choose among plans of a step in one program and in stages, without a device.
 
 Of a plan in stages each program is compiled; its step is simulated with their compiled seconds in place of those that
-were predicted, and each rank's memory is counted with their temporaries. A plan in one program is compiled as by
+were predicted, and each rank's memory is counted with their temporaries. On unlike devices each program is compiled and
+priced for those of its ranks, the slowest where they are of several kinds. A plan in one program is compiled as by
 `rhino.passes.planner.aot`. Plans are counted, not programs: those of stages are parts of one.
 
 Errors    RHI-STEP-008 where no plan in such stages fits once compiled; RHI-AOT-001 where a program does not compile;
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
+from rhino.ir.cluster.groups import rank_budgets, rank_clusters
 from rhino.ir.cluster.hardware import Cluster
 from rhino.ir.cluster.mesh import Mesh, mesh_of_shape
 from rhino.ir.diagnostics import ExitCode, Place, RhinoError
@@ -22,7 +24,7 @@ from rhino.ir.mlir.aliases import set_aliases
 from rhino.ir.mlir.bindings import make_context
 from rhino.ir.mlir.manual import bytecode
 from rhino.ir.mlir.reader import entry_function, read_module
-from rhino.ir.plan.instructions import program_meshes
+from rhino.ir.plan.instructions import program_ranks
 from rhino.ir.plan.plan import Comparison, CompiledPlan, Plan
 from rhino.ir.plan.step_memory import local_bytes
 from rhino.ir.units import format_bytes
@@ -32,8 +34,8 @@ from rhino.passes.planner.request import MOST_COMPILES
 
 T = TypeVar("T")
 
-CompilerFor = Callable[[Mesh], Compile]
-"""Gives what compiles modules for a mesh."""
+CompilerFor = Callable[[Cluster, Mesh], Compile]
+"""Gives what compiles modules for a mesh on a cluster, or on a group of one."""
 
 _TRIES: Final = 2
 """Compiles of one configuration: once more where it does not fit, and then the next has a turn."""
@@ -58,15 +60,18 @@ def compile_stages(plan: Plan, compiler_for: CompilerFor) -> CompiledStages:
     execution, cluster = plan.execution, plan.machine()
     assert execution is not None, "the plan is in stages"
     step, run_s, temp_bytes, compiler = execution.step, list[float](), list[int](), ""
-    for program, mesh in zip(step.programs, program_meshes(step), strict=True):
+    own = rank_clusters(cluster, [mesh.num_devices for mesh in step.meshes])
+    for program, ranks in zip(step.programs, program_ranks(step), strict=True):
         module = read_module(execution.modules[program.module].encode(), program.module, make_context())
         set_aliases(entry_function(module), program.donated)
-        compiled = compiler_for(mesh)(bytecode(module))
-        compiler, taken_over = compiled.compiler, {output for _, output in program.donated}
+        code, mesh = bytecode(module), step.meshes[ranks[0]]
+        compiled = {one: compiler_for(one, mesh)(code) for one in dict.fromkeys(own[rank] for rank in ranks)}
+        taken_over = {output for _, output in program.donated}
         outputs = (one for number, one in enumerate(program.outputs) if number not in taken_over)
         arrays = sum(local_bytes(one, mesh) for one in (*program.inputs, *outputs))
-        temp_bytes.append(max(0, compiled.peak_bytes - arrays))
-        run_s.append(step_of(compiled, cluster).step_s)
+        compiler = next(iter(compiled.values())).compiler
+        temp_bytes.append(max(0, max(one.peak_bytes for one in compiled.values()) - arrays))
+        run_s.append(max(step_of(found, one).step_s for one, found in compiled.items()))
     compiled_execution = replace(execution, run_s=tuple(run_s), temp_bytes=tuple(temp_bytes))
     simulation, kept = simulation_of(compiled_execution), plan.predicted.kept_bytes
     peaks = tuple(one.peak_bytes + kept[rank] for rank, one in enumerate(simulation.memory))
@@ -124,11 +129,11 @@ class Compiles:
             plan = plan_of(made)
             self.on_compile(name)
             row, found = self._compiled(name, plan, within)
-            peaks = found.peak_bytes
-            rank = max(range(len(peaks)), key=lambda one: peaks[one])
-            if peaks[rank] <= self.budget_bytes:
+            peaks, limits = found.peak_bytes, self._limits(plan)
+            rank = max(range(len(peaks)), key=lambda one: peaks[one] / limits[one])
+            if peaks[rank] <= limits[rank]:
                 return made, row
-            self.within = within = smaller_budget(plan.predicted.peak_bytes[rank], peaks[rank], self.budget_bytes)
+            self.within = within = smaller_budget(plan.predicted.peak_bytes[rank], peaks[rank], limits[rank])
             if number + 1 < _TRIES and self.left > 0:
                 try:
                     made = make(within)
@@ -158,6 +163,11 @@ class Compiles:
     def row_of(self, judged: Judged) -> CompiledPlan:
         """Returns the row of the plan that is the best of one program."""
         return next(row for row, one in self.compiled if one is judged.best)
+
+    def _limits(self, plan: Plan) -> tuple[float, ...]:
+        """Returns the bytes that a device of each rank may hold [ranks]."""
+        sizes = [mesh.num_devices for mesh in plan.meshes]
+        return rank_budgets(plan.machine(), sizes, self.budget_bytes)
 
     def _made(self, make: Callable[[int], T]) -> tuple[int, T]:
         """Returns what is made within what was learned from other plans, or the budget if that is too little; both."""
@@ -194,7 +204,7 @@ class Compiles:
             self.compiled.append((replace(one.row(), name=_named(name, one.name)), one))
 
     def _over(self, plan: Plan, found: CompiledStages, rank: int) -> RhinoError:
-        sizes = f"{format_bytes(found.peak_bytes[rank])} per device, of {format_bytes(self.budget_bytes)}"
+        sizes = f"{format_bytes(found.peak_bytes[rank])} per device, of {format_bytes(self._limits(plan)[rank])}"
         predicted = format_bytes(plan.predicted.peak_bytes[rank])
         return RhinoError(
             "RHI-STEP-008",
@@ -205,13 +215,16 @@ class Compiles:
 
 
 def compilers_of(cluster: Cluster, compiler_of: Callable[[Cluster, Mesh], Compile | str]) -> CompilerFor | str:
-    """Returns what gives a compiler for each mesh, one for all plans of it; a line that says why, if there is none."""
-    missing = compiler_of(cluster, mesh_of_shape((1,)))
-    if isinstance(missing, str):
-        return missing
+    """Returns what gives a compiler for each mesh on a cluster or a group of it, one for all plans of it.
+
+    It is a line that says why, if there is none.
+    """
+    for one in cluster.groups or (cluster,):
+        if isinstance(missing := compiler_of(one, mesh_of_shape((1,))), str):
+            return missing
 
     @functools.cache
-    def compiler_for(mesh: Mesh) -> Compile:
+    def compiler_for(cluster: Cluster, mesh: Mesh) -> Compile:
         found = compiler_of(cluster, mesh)
         assert not isinstance(found, str), found
         return found

@@ -47,14 +47,20 @@ class CompileTarget:
 
 
 def compile_target(cluster: Cluster, mesh: tuple[int, ...], *, by_jit: bool = False) -> CompileTarget | str:
-    """Returns for what the programs of a mesh on a cluster are compiled; where that cannot be, a line that says why."""
+    """Returns for what the programs of a mesh on a cluster are compiled; where that cannot be, a line that says why.
+
+    A program on unlike GPUs is compiled for the slowest.
+    """
     platform = cluster.device.platform
     if missing := _missing(platform):
         return missing
     if platform == "cpu":
         return CompileTarget(platform, "", mesh, by_jit)
+    if cluster.groups and platform == "tpu":
+        return f"cluster {cluster.name!r} has unlike TPUs: a topology is of one kind"
     if cluster.groups:
-        return f"cluster {cluster.name!r} has unlike devices: programs are compiled for those of one group only"
+        slowest = min(cluster.groups, key=lambda one: one.device.matmul_flops_per_s("f32"))
+        return compile_target(slowest, mesh, by_jit=by_jit)
     if not cluster.compile_for:
         return (
             f"cluster {cluster.name!r} does not say for what its programs are compiled: add compile_for to its file "

@@ -2,18 +2,19 @@
 
 import logging
 from dataclasses import replace
-from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from clusters import of_two_kinds
 from fake_compiler import FakeCompiler
 from momentum_step import step
 
 import rhino
 from rhino.ir.cluster.cluster import load_cluster
 from rhino.ir.diagnostics import RhinoError
+from rhino.ir.plan.instructions import program_ranks
 from rhino.ir.plan.plan import Predicted
 from rhino.passes.planner.aot_parallel import Compiles, compile_stages, compilers_of
 from rhino.passes.planner.explain import explain_text
@@ -50,11 +51,11 @@ class Plans:
 
 def compiles(compiler, facts, times=1.0, **options):
     budget = int(facts.predicted.largest_peak_bytes * times)
-    return Compiles(lambda _mesh: compiler, budget, **options)
+    return Compiles(lambda _cluster, _mesh: compiler, budget, **options)
 
 
 def test_stages_are_compiled_by_xla_to_about_what_is_predicted(facts):
-    found = compile_stages(facts, partial(compiler_of, CLUSTER))
+    found = compile_stages(facts, compiler_of)
     assert found.peak_bytes == pytest.approx(facts.predicted.peak_bytes, rel=0.2)
     assert len(found.run_s) == len(facts.execution.step.programs)
     assert found.step_s >= max(found.run_s)
@@ -62,10 +63,27 @@ def test_stages_are_compiled_by_xla_to_about_what_is_predicted(facts):
 
 def test_the_step_of_stages_is_simulated_with_the_seconds_of_their_programs(facts):
     compilers = (FakeCompiler(peaks=(0,), steps=(size,)) for size in (10, 20))
-    fast, slow = (compile_stages(facts, lambda _mesh, one=one: one) for one in compilers)
+    fast, slow = (compile_stages(facts, lambda _cluster, _mesh, one=one: one) for one in compilers)
     transfers_s = 2 * fast.step_s - slow.step_s
     assert 0 <= transfers_s < fast.step_s
     assert fast.step_s > 2 * fast.run_s[0], "two micro-batches, forward and backward"
+
+
+def test_stages_on_unlike_devices_are_compiled_priced_and_held_for_their_own():
+    own = {**STAGED, "cluster": of_two_kinds("cpu2", 3)}
+    facts, asked = rhino.parallelize(step, **own).plan(*SHAPES).facts, []
+
+    def compiler_for(cluster, _mesh):
+        asked.append(cluster.name)
+        return FakeCompiler(peaks=(3 << 30,), steps=(10,))
+
+    found, ranks = compile_stages(facts, compiler_for), program_ranks(facts.execution.step)
+    assert asked == [["quick", "cpu2"][one] for (one,) in ranks]
+    seconds = [{found.run_s[number] for number, own in enumerate(ranks) if own == (rank,)} for rank in range(2)]
+    assert [len(one) for one in seconds] == [1, 1], "it is the same program in each"
+    assert seconds[1].pop() > 2 * seconds[0].pop()
+    with pytest.raises(RhinoError, match=r"RHI-STEP-008.* per device, of 2 GiB"):
+        Compiles(compiler_for, 4 << 30).staged("two stages", Plans(facts), lambda plan: plan)
 
 
 def test_stages_that_fit_once_compiled_are_taken(facts):
