@@ -494,9 +494,8 @@ def parallelize(
         what = f"replicas and {other} are given, and a replica is no pipeline"
         raise RhinoError("RHI-JAX-002", what, fix="leave one out")
     if plan_options.by_scopes:
-        beside = {"micro-batches": micro_batches, "mesh": text, "replicas": replicas}
         with fixed_in_python():
-            refuse_beside_scopes({**beside, "search": search if search != SHARD else None})
+            refuse_beside_scopes({"mesh": text, "replicas": replicas, "search": search if search != SHARD else None})
     if plan_options.schedule:
         find_schedule(plan_options.schedule)  # raises for another
     return Parallelized(

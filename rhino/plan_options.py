@@ -69,8 +69,11 @@ class PlanOptions:
 
     @property
     def is_open(self) -> bool:
-        """Whether stages, micro-batches or the mesh of a pipeline are to be searched for."""
-        if self.stages is not None and self.micro_batches is not None and self.meshes:
+        """Whether stages, micro-batches or the mesh of a pipeline are to be searched for.
+
+        Of stages that are scopes, micro-batches are all that may be open, which whole plans are made for.
+        """
+        if self.by_scopes or (self.stages is not None and self.micro_batches is not None and self.meshes):
             return False
         return self.search == AUTOTUNE or (self.is_staged and (self.micro_batches is None or self.searches_mesh))
 

@@ -17,7 +17,7 @@ from rhino.ir.mlir.bindings import ir, make_context
 from rhino.ir.mlir.manual import bytecode
 from rhino.ir.plan.changes import check_current
 from rhino.ir.plan.leaves import leaf_groups
-from rhino.ir.plan.plan import SHARD, Plan, device_bytes, dims_between_calls
+from rhino.ir.plan.plan import SHARD, Plan, Predicted, device_bytes, dims_between_calls
 from rhino.ir.units import PEAK, format_bytes
 from rhino.keywords import in_keywords
 from rhino.passes.base import Remarks, make_passes
@@ -36,6 +36,7 @@ from rhino.passes.planner.choose_layouts import host_shares
 from rhino.passes.planner.module_facts import cluster_lines
 from rhino.passes.planner.repeated_passes import RepeatedPasses
 from rhino.passes.planner.request import MEMORY, Decided, PlanRequest
+from rhino.passes.planner.scope_batches import choose_micro_batches
 from rhino.passes.planner.setup import Setup
 from rhino.passes.planner.staged_fitting import Attempt, fit_in_stages
 from rhino.passes.planner.staged_plan import cut_step, make_staged_plan, prove_fit, source_of_staged
@@ -163,6 +164,8 @@ def _planned(traced: Traced, options: PlanOptions) -> Planned:
     request = options.request(shapes(traced, module))
     if options.is_open:
         return _autotuned(traced, request, module, options)
+    if options.by_scopes and options.micro_batches is None:
+        return _in_batches(traced, request, options)
     return _staged(traced, request, module, options) if in_stages else _one_program(traced, request, module, options)
 
 
@@ -172,6 +175,35 @@ def _in_scopes(traced: Traced, options: PlanOptions) -> PlanOptions:
     scopes = requested_scopes("", options.constraints)
     ranks = ranks_of_scopes(_normalized(traced).operation, scopes, count, traced.name)
     return replace(options, stages=len(ranks.meshes), meshes=ranks.meshes, scope_replicas=ranks.replicas)
+
+
+def _in_batches(traced: Traced, request: PlanRequest, own: PlanOptions) -> Planned:
+    """Returns the plan of stages that are scopes in the best number of micro-batches, compiled if that is asked."""
+    made: dict[int, Planned] = {}
+
+    def make(number: int) -> Predicted:
+        in_parts = replace(request, micro_batches=number)
+        made[number] = _in_stages(traced, in_parts, read_traced(traced, make_context()))
+        return made[number].plan.predicted
+
+    best = choose_micro_batches(_setup(traced, request, _normalized(traced)), request.meshes, make)
+    if not own.aot:
+        return made[best]
+    return _staged(traced, replace(request, micro_batches=best), read_traced(traced, make_context()), own)
+
+
+def _setup(traced: Traced, request: PlanRequest, module: ir.Module) -> Setup:
+    """Returns what configurations of a normalized module are evaluated for."""
+    return Setup(
+        bytecode(module),
+        traced.name,
+        request.cluster,
+        float(request.budget_bytes),
+        {name: text for name, text in request.options.items() if name in _SEARCHED},
+        request.schedules(),
+        own_shapes=True,
+        processes=num_processes(),
+    )
 
 
 def _marked(traced: Traced) -> int:
@@ -334,17 +366,7 @@ def _autotuned(traced: Traced, request: PlanRequest, module: ir.Module, own: Pla
     with module.context, ir.Location.unknown():
         Normalize().run(module.operation, Remarks(traced.name))
     refuse_several(request.remat)
-    options = {name: text for name, text in request.options.items() if name in _SEARCHED}
-    setup = Setup(
-        bytecode(module),
-        traced.name,
-        request.cluster,
-        float(request.budget_bytes),
-        options,
-        request.schedules(),
-        own_shapes=True,
-        processes=num_processes(),
-    )
+    setup = _setup(traced, request, module)
     compiler_for = _compiler_for(traced, request, own, by_jit=False)
     of_jit = _compiler_for(traced, request, own, by_jit=True) if compiler_for else None
     compiles = _compiles(traced, request, own, compiler_for) if compiler_for else None

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, TextIO, cast
 
 from rhino.ir.cluster.cluster import load_cluster
+from rhino.ir.cluster.mesh import parse_meshes
 from rhino.ir.diagnostics import ExitCode, Place, RhinoError
 from rhino.ir.graph.collective_stats import CollectiveStats
 from rhino.ir.mlir.bindings import ir, make_context
@@ -43,7 +44,7 @@ from rhino.tools.opt_report import collectives_text, split_calls_text, statistic
 from rhino.tools.streams import binary_output, standard_streams
 
 if TYPE_CHECKING:
-    from rhino.ir.plan.plan import Plan
+    from rhino.ir.plan.plan import Plan, Predicted
     from rhino.passes.planner.aot import Judged
     from rhino.passes.planner.aot_parallel import Compiles
     from rhino.passes.planner.autotune import Made
@@ -232,12 +233,17 @@ class _Run:
 
     def with_scope_ranks(self, module: ir.Module) -> Namespace:
         """Returns the command line with the stages that the module's scopes are."""
-        given, copy = self.given(self.options), ir.Module.parse(bytecode(module), self.context)
-        with self.context, ir.Location.unknown():
-            Normalize().run(copy.operation, Remarks(self.file))
+        given, copy = self.given(self.options), self.normalized(module)
         scopes = requested_scopes(given.get("scope", ""), given.get("constraints", ""))
         ranks = ranks_of_scopes(copy.operation, scopes, load_cluster(given["cluster"]).num_devices, self.file)
         return with_scope_ranks(self.options, ranks)
+
+    def normalized(self, module: ir.Module) -> ir.Module:
+        """Returns a copy of a module, normalized."""
+        copy = ir.Module.parse(bytecode(module), self.context)
+        with self.context, ir.Location.unknown():
+            Normalize().run(copy.operation, Remarks(self.file))
+        return copy
 
     def planner(self, module: ir.Module) -> Planner:
         from rhino.tools.opt_plan import Planner  # noqa: PLC0415 - loads JAX, which most commands do not need
@@ -254,16 +260,34 @@ class _Run:
         def within(budget: int) -> _Staged:
             return self.in_stages(module, planner, self.options, budget)
 
+        known = self.in_batches(module, planner) if self.options.num is None else None
         if compiles := self.compiles():
             found, row = compiles.staged(SEARCHED, within, lambda one: one.made.plan)
             compared = compiles.comparison(row)
             say_compared(compared, self.stderr)
             found = replace(found, made=replace(found.made, plan=replace(found.made.plan, compared=compared)))
         else:
-            found = within(planner.budget_bytes(self.options))
+            found = known or within(planner.budget_bytes(self.options))
         result.remarks = found.remarks
         write_staged_plan(found.made, None, self.options, asked(self.options.asked), self.stderr)
         return found.module
+
+    def in_batches(self, module: ir.Module, planner: Planner) -> _Staged:
+        """Returns the plan of stages that are scopes in the best number of micro-batches, which is asked for then."""
+        from rhino.passes.planner.scope_batches import choose_micro_batches  # noqa: PLC0415 - as above
+        from rhino.passes.planner.setup import Setup  # noqa: PLC0415 - as above
+
+        budget, made = planner.budget_bytes(self.options), dict[int, _Staged]()
+
+        def make(number: int) -> Predicted:
+            options = Namespace(**{**vars(self.options), "num": number})
+            made[number] = self.in_stages(module, planner, options, budget)
+            return made[number].made.plan.predicted
+
+        given = self.given(self.options)
+        setup = Setup(bytecode(self.normalized(module)), self.file, given["cluster"], float(budget), given)
+        self.options.num = choose_micro_batches(setup, parse_meshes(self.options.mesh), make)
+        return made[self.options.num]
 
     def in_stages(self, module: ir.Module, planner: Planner, options: Namespace, budget: int) -> _Staged:
         """Returns what the passes make of `module`, and its plan, which is predicted to fit in a budget of its own."""

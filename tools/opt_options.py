@@ -135,8 +135,7 @@ def parse_command_line(argv: Sequence[str]) -> argparse.Namespace:
     options.by_scopes = options.stages == BY_SCOPES
     if options.by_scopes:
         options.stages = None
-        given = {name: getattr(options, name) for name in ("mesh", "replicas", "chunks")}
-        refuse_beside_scopes({"micro-batches": options.num, **given})
+        refuse_beside_scopes({name: getattr(options, name) for name in ("mesh", "replicas", "chunks")})
     if options.stages is not None:
         refuse_two_meshes(options.stages, options.mesh or "")
         options.stages, meshes = parse_stages(options.stages)
@@ -205,8 +204,8 @@ def _check_parallel(options: argparse.Namespace) -> None:
     if options.by_scopes and not is_parallel:
         what = f"--stages={BY_SCOPES} is given, and no plan is made"
         raise RhinoError("RHI-CLI-001", what, fix=f"add --{PARALLEL}")
-    is_open = options.stages is None and not options.by_scopes
-    options.searches = is_parallel and (options.num is None or is_open or options.mesh == AUTO)
+    is_open = options.stages is None or options.num is None or options.mesh == AUTO
+    options.searches = is_parallel and is_open and not options.by_scopes
     options.is_decided = is_parallel and not options.searches
     options.makes_file = options.plan is not None and {name for name, _ in options.steps} in _ONE_PROGRAM
     if options.plan == "":

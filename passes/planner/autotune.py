@@ -163,13 +163,17 @@ def _space(setup: Setup, request: PlanRequest, stages: Sequence[int]) -> Space:
     unlike = tuple([mesh.shape for mesh in request.meshes]) if request.is_unlike else ()
     space = make_space(setup, stages, meshes, numbers, request.candidates, replicas, unlike)
     if not space.meshes and not space.replicas and not space.unlike:
-        who = "replicas" if replicas else "stages"
-        what = f"{who} need several micro-batches, and the step has no batch that can be divided"
-        fix = f"name the batch with --batch=NAME:DIM, or leave --{who} out"
-        raise RhinoError("RHI-BATCH-002", what, Place(setup.file), fix=fix)
+        raise no_batch("replicas" if replicas else "stages", setup.file)
     if request.remat or request.recomputes:
         return replace(space, remats=request.remat[:1] or (0.0,))
     return space
+
+
+def no_batch(who: str, file: str) -> RhinoError:
+    """Returns the error of stages or replicas of a step without a batch."""
+    what = f"{who} need several micro-batches, and the step has no batch that can be divided"
+    fix = f"name the batch with --batch=NAME:DIM, or leave --{who} out"
+    return RhinoError("RHI-BATCH-002", what, Place(file), fix=fix)
 
 
 def _check_numbers(request: PlanRequest) -> None:

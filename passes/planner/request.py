@@ -59,14 +59,11 @@ def refuse_beside_scopes(given: Mapping[str, object]) -> None:
     Raises:
         RhinoError: RHI-CLI-001.
     """
-    what = "stages are the scopes of the model"
-    if given["micro-batches"] is None:
-        fix = "say --micro-batches, as --micro-batches=8"
-        raise RhinoError("RHI-CLI-001", f"{what}, and micro-batches are not given", fix=fix)
     for name, value in given.items():
-        if name != "micro-batches" and value not in (None, ""):
+        if value not in (None, ""):
+            what = f"stages are the scopes of the model, and {name} is given too"
             fix = "leave it out: stages follow from the scopes, or say how many with --stages=2"
-            raise RhinoError("RHI-CLI-001", f"{what}, and {name} is given too", fix=fix)
+            raise RhinoError("RHI-CLI-001", what, fix=fix)
 
 
 def refuse_two_meshes(stages: str, mesh: str) -> None:

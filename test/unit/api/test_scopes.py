@@ -250,20 +250,22 @@ def test_scopes_that_cannot_be_stages_are_refused(
     assert re.search(error, err, re.MULTILINE), err
 
 
-def test_stages_of_scopes_want_micro_batches(tmp_path: Path):
+def test_stages_that_are_scopes_are_of_a_step_that_has_some(tmp_path: Path):
     written(tmp_path, [contextlib.nullcontext] * 3)
     code, err = optimize(tmp_path)
-    assert (code, "RHI-CLI-001] stages are the scopes of the model, and micro-batches are not given" in err) == (
-        2,
-        True,
-    )
-    code, err = optimize(tmp_path, "--micro-batches=2")
     assert (code, "RHI-STAGE-001] stages are to be scopes, and the step has none" in err) == (1, True)
     words, said = ["--auto-shard", "--stages=scopes", "--micro-batches=2", str(tmp_path / "step.mlir")], io.StringIO()
     assert opt.run(words, io.BytesIO(), io.BytesIO(), said) == 2
     assert "RHI-CLI-001] --stages=scopes is given, and no plan is made" in said.getvalue()
-    with pytest.raises(RhinoError, match=r"(?s)RHI-CLI-001.*micro_batches='8'"):
-        rhino.parallelize(lambda x: x, stages="scopes")
+
+
+def test_micro_batches_of_scopes_are_chosen_where_they_are_not_given(tmp_path: Path):
+    written(tmp_path, [partial(rhino.replicate, 4), partial(rhino.split, 2), partial(rhino.replicate, 2)])
+    for name, more in (("plan", ()), ("asked", ("--micro-batches=2",))):
+        code, err = optimize(tmp_path, "--cluster=cpu8", *more, f"--plan={tmp_path / name}")
+        assert code == 0, err
+        assert err.startswith("3 stages on 3 ranks of meshes x=4; x=2; x=2, 2 micro-batches, 1f1b"), err
+    assert (tmp_path / "plan" / "step.json").read_bytes() == (tmp_path / "asked" / "step.json").read_bytes()
 
 
 @pytest.mark.long
