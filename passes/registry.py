@@ -252,9 +252,6 @@ def _auto_parallel(options: Mapping[str, str]) -> tuple[Item, ...]:
     shard = shard if rank.num_devices > 1 or choose.offload else ()  # of one device, for what lies in host memory
     on_ranks: tuple[Item, ...] = ()
     if len(set(of_stages)) > 1:
-        if choose.offload:
-            what = f"host memory is asked for, and ranks of unlike meshes ({option_of_meshes(meshes)})"
-            raise RhinoError("RHI-STAGE-007", what, fix="give one mesh, or leave --offload out")
         own = ChooseShardings(*(getattr(choose, one.name) for one in fields(ChooseShardings)))
         inner = ("func.func(sdy-populate-op-sharding-rules)", pin, own, "func.func(sdy-drop-sharding-rules)")
         on_ranks = (ShardRanks(option_of_meshes(of_stages), stages.cluster, inner),)

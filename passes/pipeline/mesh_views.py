@@ -13,7 +13,7 @@ from typing import Final
 
 from rhino.ir.mlir.bindings import func, ir, sdy
 from rhino.ir.mlir.boundary import Attributes, boundary_attributes, entries, set_boundary_attributes
-from rhino.ir.mlir.memory_kinds import SIDES
+from rhino.ir.mlir.memory_kinds import MEMORY_KIND, SIDES
 from rhino.ir.mlir.reader import entry_function, walk
 from rhino.ir.mlir.shardings import SHARDING, module_mesh
 from rhino.ir.program.program import CARRIED
@@ -23,7 +23,7 @@ from rhino.passes.sharding.choose_shardings import STRATEGY
 VIEWS: Final = "rhino.mesh_views"
 """On an op, argument or result: its attributes on each mesh, and those before the step was sharded."""
 
-_SHOWN: Final = (SHARDING, CARRIED, STRATEGY)
+_SHOWN: Final = (SHARDING, CARRIED, STRATEGY, MEMORY_KIND)
 """What is shown of one mesh at a time."""
 
 

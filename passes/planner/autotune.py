@@ -192,7 +192,8 @@ def _check_unlike(setup: Setup, request: PlanRequest, ranks: Sequence[int]) -> N
     for name, is_given in (("replicas", bool(request.replicas)), ("offload", "offload" in setup.options)):
         if is_given:
             what = f"ranks of unlike meshes are asked for ({option_of_meshes(request.meshes)}), and {name}"
-            raise RhinoError("RHI-STAGE-007", what, fix=f"give one mesh, or leave --{name} out")
+            known = " say --stages and --micro-batches, so that nothing is searched for," if name == "offload" else ""
+            raise RhinoError("RHI-STAGE-007", what, fix=f"give one mesh,{known} or leave --{name} out")
     if ranks and ranks[0] != len(request.meshes):
         what = f"the meshes of {len(request.meshes)} ranks were given, and {ranks[0]} ranks"
         raise RhinoError("RHI-STAGE-001", what, fix="give a mesh for each rank, or one for all")

@@ -117,6 +117,15 @@ def make_staging(
     ).build()
 
 
+def _in_all_nets(sizes: Sequence[Floats]) -> list[Floats]:
+    """Returns the bytes of values on each of some meshes, each [values], so that nets are of the same values on all.
+
+    A net without a size is left out. So what lies in host memory on one of them, and takes nothing, counts a byte.
+    """
+    takes = np.any([own > 0 for own in sizes], axis=0)
+    return [np.where(takes & (own == 0), 1.0, own) for own in sizes]
+
+
 _Sent = tuple[list[int], int, int]
 """The nodes of a net, the value that is sent, and how often in a step."""
 
@@ -144,10 +153,9 @@ class _Builder:
         every = [value_bytes, *(own.tolist() for own in unlike.value_bytes)] if unlike else [value_bytes]
         self.value_bytes = [max(sizes) for sizes in zip(*every, strict=True)]
         self.num_stages, self.num_micro_batches, self.budget_bytes = num_stages, num_micro_batches, budget_bytes
-        self.total_bytes: list[float] = (np.array(value_bytes) * graph.copies()).tolist()
-        self.group_bytes: list[list[float]] = [
-            (own * graph.copies()).tolist() for own in (unlike.value_bytes if unlike else ())
-        ]
+        own, *of_groups = _in_all_nets([np.array(sizes) * graph.copies() for sizes in every])
+        self.total_bytes: list[float] = own.tolist()
+        self.group_bytes: list[list[float]] = [sizes.tolist() for sizes in of_groups]
         self.value_op: list[int] = graph.value_op.tolist()
         self.ranked: list[bool] = np.array([bool(kind.shape) for kind in graph.types])[graph.value_type].tolist()
         self.carried: dict[int, int] = {}

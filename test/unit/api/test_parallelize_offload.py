@@ -87,6 +87,7 @@ CASES = {
     "kept": {"mesh": "2", "donate_argnums": ()},
     "stages": {"mesh": "1", "stages": 2, "micro_batches": 2},
     "stages of two": {"mesh": "2", "stages": 2, "micro_batches": 4, "remat": 1.0},
+    "unlike stages": {"stages": "2+1", "micro_batches": 2},
 }
 LONG = {"autotuned": {"mesh": "2", "search": "autotune"}}
 
@@ -164,6 +165,7 @@ SAVED = {
     "remat": {"mesh": "2", "remat": 0.5},
     "stages": {"mesh": "1", "stages": 2, "micro_batches": 2},
     "stages of two": {"mesh": "2", "stages": 2, "micro_batches": 4, "remat": 0.5},
+    "unlike stages": {"stages": "2+1", "micro_batches": 2},
 }
 
 
@@ -223,6 +225,20 @@ def test_the_budget_decides_how_many_lie_in_host_memory():
         assert plan.facts.predicted.step_s == pytest.approx(free.step_s + count * way_s)
         there = f"host memory {format_bytes(count * moment)} of 2 GiB per device"
         assert (there in plan.explain()) == (count > 0)
+
+
+@pytest.mark.long
+def test_the_budget_decides_what_ranks_of_unlike_meshes_leave_in_host_memory():
+    given = {"cluster": "cpu4", "stages": "2+1", "micro_batches": 2, "donate_argnums": 0}
+    most = rhino.parallelize(step, **given).plan(init(), batch()).facts.predicted.largest_peak_bytes
+    made = rhino.parallelize(step, **given, budget=most * 4 // 5, offload=True)
+    facts = made.plan(init(), batch()).facts
+    assert facts.predicted.largest_peak_bytes <= most * 4 // 5
+    assert any(one.memory == HOST for one in facts.arguments)
+    state, (_, losses) = made.init(init), wanted()
+    for want in losses:
+        state, loss = made(state, batch())
+        assert float(loss) == pytest.approx(want, rel=1e-6)
 
 
 def _with_host_bytes(file, size):

@@ -131,7 +131,6 @@ def test_ranks_whose_meshes_are_alike_are_planned_as_ranks_of_one_mesh(tmp_path:
         (("--stages=4+2+2", "--mesh=2"), "RHI-CLI-001] stages of 4+2+2 devices", 2),
         (("--stages=4+0",), "RHI-CLI-001] stages: got '4+0'", 2),
         (("--replicas=2", "--mesh=4;2"), "RHI-STAGE-007] replicas run the same programs", 2),
-        (("--stages=4+2", "--offload"), "RHI-STAGE-007] host memory is asked for", 2),
         (("--mesh=4;2", "--offload"), "RHI-STAGE-007] ranks of unlike meshes are asked for", 2),
         (("--mesh=4;4;2",), "RHI-MESH-001] ranks of 4, 4, 2 devices have 10", 1),
     ],
