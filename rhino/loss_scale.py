@@ -40,7 +40,7 @@ def loss_scale_of(value: Any) -> LossScale:  # noqa: ANN401 - what a user gives
     except (TypeError, ValueError):
         what = f"the loss scale is {value!r:.60}"
         raise RhinoError(
-            "RHI-JAX-002", what, fix="give rhino.LossScale(scale, good_steps), a number and a whole one"
+            "RHI-JAX-002", what, fix="give rhino.LossScale(scale, good_steps), two numbers, the second whole"
         ) from None
     least, most = RANGE
     if isinstance(found.scale, np.float32) and not least <= found.scale <= most:

@@ -406,7 +406,7 @@ def _apart(word: str, argv: Sequence[str]) -> list[str]:
         if key not in _SHARED or key == "ranks":
             kept += f"{key}={json.dumps(value)} "
         elif key in _REPEATED:
-            moved += [f"{option}={part.strip()}" for part in value.split(";")]
+            moved += [f"{option}={part.strip()}" for part in value.split(";") if part.strip()]
         elif option.lstrip("-") in given:
             what = f"{option} is given, and again among the options of --{PARALLEL}"
             raise RhinoError("RHI-CLI-001", what, fix="leave one out")

@@ -342,7 +342,7 @@ def test_a_loss_scale_is_two_numbers_of_a_step_in_f16():
         with pytest.raises(RhinoError, match=r"RHI-JAX-002.*the loss scale is .*multiplied by"):
             step.loss_scale = (wrong, 0)
     for wrong in (2.5, 1 << 40, float("nan"), "2"):
-        with pytest.raises(RhinoError, match=r"(?s)RHI-JAX-002.*the loss scale is .*a whole one"):
+        with pytest.raises(RhinoError, match=r"(?s)RHI-JAX-002.*the loss scale is .*the second whole"):
             step.loss_scale = (1.0, wrong)
     step.loss_scale = (1.0, 2.0)
     assert step.loss_scale == (1.0, 2)
