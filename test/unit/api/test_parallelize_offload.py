@@ -167,12 +167,13 @@ SAVED = {
     "stages of two": {"mesh": "2", "stages": 2, "micro_batches": 4, "remat": 0.5},
     "unlike stages": {"stages": "2+1", "micro_batches": 2},
 }
+LONGER = ("stages of two-scan", "stages of two-stages", "unlike stages-scan")
 
 
 @pytest.mark.parametrize(
     ("form", "options"),
     [
-        pytest.param(form, one, id=f"{name}-{form}", marks=[pytest.mark.long] if name == "stages of two" else [])
+        pytest.param(form, one, id=f"{name}-{form}", marks=[pytest.mark.long] if f"{name}-{form}" in LONGER else [])
         for name, one in SAVED.items()
         for form in (("scan", "stages") if "stages" in one else ("scan", "unrolled"))
     ],
