@@ -30,6 +30,7 @@ QUESTIONS: Final = {
     "unlike": unlike.QUESTION,
     "uneven": uneven.QUESTION,
     "ranks": ranks.QUESTION,
+    "placed": ranks.PLACED_QUESTION,
     "patterns": patterns.QUESTION,
     "stage-times": stages.DEEP_QUESTION,
 }

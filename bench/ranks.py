@@ -1,8 +1,8 @@
-"""What ranks of unlike meshes gain that nobody asked for: the best plan with equal ranks alone, and with both.
+"""What ranks of unlike meshes gain that nobody asked for, and ranks on devices that are not neighbours.
 
-Cases are models of `examples/export.py` on a cluster (`CASES` in this file). Both searches take outcomes from one
-planner, which plans each configuration once; seconds are the processor's. Exit code: 1 if a plan is worse where unlike
-ranks are looked at too.
+Cases are models of `examples/export.py` on a cluster (`CASES` and `PLACED` in this file). Searches of a case take
+outcomes from one planner, which plans each configuration once; seconds are the processor's. Exit code: 1 if a plan is
+worse where more is looked at.
 """
 
 from __future__ import annotations
@@ -10,13 +10,16 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Final
 
 from models import sized, step_of
 from report import Options, Question, key, option
 
-from rhino.ir.cluster.cluster import load_cluster
+from rhino.ir.cluster.cluster import Cluster, load_cluster
 from rhino.ir.cluster.groups import largest_memory
+from rhino.ir.cluster.placement import placed, placed_devices, placement_text
+from rhino.ir.diagnostics import RhinoError
 from rhino.ir.mlir.bindings import ir, make_context
 from rhino.ir.mlir.manual import bytecode
 from rhino.ir.mlir.reader import read_module
@@ -35,6 +38,22 @@ CASES: Final = {
 }
 """Presets, what is other than in them, and the clusters that they are planned for."""
 
+PLACED: Final = {
+    "gnmt": ("gnmt-8", {"batch": 1024}, "v100x8x2"),
+    "bert": ("bert-large", {"batch": 128}, "v100x8x2"),
+    "gpt": ("gpt-large", {"batch": 64}, "v100x8x2"),
+    "gnmt-s1": ("gnmt-8", {"batch": 1024}, "s1x8"),
+    "bert-s1": ("bert-large", {"batch": 128}, "s1x8"),
+    "gpt-s1": ("gpt-large", {"batch": 64}, "s1x8"),
+    "bert-vp": ("bert-large", {"batch": 128}, "v100x8+p100x8"),
+    "bert-pv": ("bert-large", {"batch": 128}, "p100x8+v100x8"),
+}
+"""The same, of what is planned on ranks in several orders of the cluster's devices."""
+
+
+MOST_PIPELINES: Final = 24
+"""How many pipelines a strategy may have evaluated of each kind of orders."""
+
 
 @dataclass(frozen=True, slots=True)
 class Compared:
@@ -52,16 +71,51 @@ class Compared:
         return 1 - self.both.step_s / self.equal.step_s
 
 
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The best pipeline whose ranks are neighbours, that in other orders of devices, and the best plan, unasked.
+
+    None stands where there is none. `unasked_s` are the processor's seconds for the last.
+    """
+
+    case: str
+    where: str
+    neighbours: Estimate | None
+    others: Estimate | None
+    unasked: Estimate
+    words: str
+    unasked_s: float
+
+
+class _AsNumbered(Evaluator):
+    """Evaluates pipelines on ranks that take devices as numbered."""
+
+    def orders(self, sizes: Sequence[int]) -> tuple[Cluster, ...]:
+        """Returns the first of the orders that are looked at."""
+        return super().orders(sizes)[:1]
+
+
+class _InOtherOrders(Evaluator):
+    """Evaluates pipelines on ranks that take devices in other orders than as numbered."""
+
+    def orders(self, sizes: Sequence[int]) -> tuple[Cluster, ...]:
+        """Returns all but the first of the orders that are looked at."""
+        others = super().orders(sizes)[1:]
+        if not others:
+            raise RhinoError("RHI-MESH-001", "there is one order of devices")
+        return others
+
+
 class Planner:
     """Plans each configuration once."""
 
-    def __init__(self, preset: str, sizes: dict[str, int], cluster: str) -> None:
+    def __init__(self, preset: str, sizes: dict[str, int], cluster: str, plans: type[Evaluator] = Evaluator) -> None:
         module = read_module(step_of(sized(preset, **sizes)), preset, make_context())
         with module.context, ir.Location.unknown():
             Normalize(boundaries=True).run(module.operation, Remarks(preset))
         budget = float(largest_memory(load_cluster(cluster)))
         setup = replace(in_own_types(Setup(bytecode(module), preset, cluster, budget, {})), recomputes=True)
-        self.evaluator = Evaluator(folded(setup))
+        self.evaluator = plans(folded(setup))
         self.space = replace(make_space(self.evaluator.setup), remats=(0.0,))
         self.known: dict[PlanConfig, Outcome] = {}
 
@@ -94,6 +148,38 @@ def records(options: Options) -> Iterator[Compared]:
         yield Planner(*CASES[case]).compared(case)
 
 
+def placed_records(options: Options) -> Iterator[Placed]:
+    """Yields the best plans of each case on ranks whose devices are neighbours, and on others.
+
+    What is planned unasked is looked for in all orders, and among plans in one program too.
+    """
+    for case in options.cases:
+        preset, sizes, cluster = PLACED[case]
+        neighbours, others = (_best_pipeline(preset, sizes, cluster, plans) for plans in (_AsNumbered, _InOtherOrders))
+        planner, begun = Planner(preset, sizes, cluster), time.process_time()
+        unasked = explore(planner.space, planner.evaluate, screen=planner.screen).quickest
+        assert unasked is not None, "each case has a plan that fits"
+        machine, ranks = load_cluster(cluster), [prod(mesh) for mesh in unasked.config.rank_meshes]
+        devices = placed_devices(placed(machine, unasked.device_order), ranks)
+        seconds, words = time.process_time() - begun, placement_text(machine, devices)
+        yield Placed(case, cluster, neighbours, others, unasked, words, seconds)
+
+
+def _best_pipeline(preset: str, sizes: dict[str, int], cluster: str, plans: type[Evaluator]) -> Estimate | None:
+    planner = Planner(preset, sizes, cluster, plans)
+    pipelines = {count: meshes for count, meshes in planner.space.meshes.items() if count > 1}
+    space = replace(planner.space, meshes=pipelines, replicas={}, unlike_stages=(), most=MOST_PIPELINES)
+    return explore(space, planner.evaluate).quickest
+
+
+def placed_faults(results: Sequence[Placed]) -> Iterator[str]:
+    """Yields where the plan that nobody asked for is worse than one of either kind."""
+    for one in results:
+        for other in (one.neighbours, one.others):
+            if other is not None and other.step_s < one.unasked.step_s:
+                yield f"{one.case}: {other.config} takes less than the plan that was found"
+
+
 def faults(results: Sequence[Compared]) -> Iterator[str]:
     """Yields where a plan is worse for what was looked at more."""
     for one in results:
@@ -117,4 +203,32 @@ QUESTION: Final = Question(
     (option("--cases", list(CASES), "which, by name"),),
     ("equal ranks", "with unlike ones"),
     faults,
+)
+
+
+def _plan(one: Estimate | None) -> str:
+    return f"{one.config}, {one.schedule}" if one else "-"
+
+
+def _step(one: Estimate | None) -> str:
+    return f"{one.step_s * 1e3:.2f} ms" if one else "-"
+
+
+PLACED_QUESTION: Final = Question(
+    placed_records.__doc__ or "",
+    placed_records,
+    {
+        "case": key("case"),
+        "on": key("where"),
+        "ranks of neighbours": lambda one: _plan(one.neighbours),
+        "step": lambda one: _step(one.neighbours),
+        "in other orders": lambda one: _plan(one.others),
+        "then": lambda one: _step(one.others),
+        "unasked": lambda one: f"{one.unasked.config}{', ' + one.words if one.words else ''}",
+        "it takes": lambda one: _step(one.unasked),
+        "processor, s": key("unasked_s", ".1f"),
+    },
+    (option("--cases", list(PLACED), "which, by name"),),
+    ("on", "ranks of neighbours", "in other orders", "unasked"),
+    placed_faults,
 )

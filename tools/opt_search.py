@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final, TextIO
 
 from rhino.ir.cluster.mesh import parse_meshes
+from rhino.ir.cluster.placement import placed_name
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.manual import bytecode
 from rhino.ir.plan.plan import AUTOTUNE, SHARD, Plan, Request
@@ -172,6 +173,8 @@ def decided_options(options: Namespace, plan: Decided) -> Namespace:
     if plan.stages == 1:
         make_one_program(found)
         return found
+    if plan.device_order:
+        found.cluster = placed_name(options.cluster or DEFAULT_CLUSTER, plan.device_order)
     found.schedule = plan.schedule or None
     found.stages, found.chunks = plan.stages, plan.chunks
     settle(found)

@@ -82,19 +82,17 @@ def numbers_text(numbers: Sequence[int]) -> str:
 def placements(cluster: Cluster, sizes: Sequence[int]) -> tuple[Cluster, ...]:
     """Returns the orders in which ranks of `sizes` [ranks] may take a cluster's devices: first as it is.
 
-    Of equal devices these are one for each border between levels, in which ranks have devices in as many of the units
-    outside of it as they can, if they are equal and have all devices. Of groups they are the orders that differ in
-    their devices, of ranks if these are equal and lie in one group each, and orders are few, or else of groups; at most
-    `MOST_ORDERS` beside the first. There is none beside it for one rank, nor where the cluster has an order already.
+    Of ranks that are equal and have all devices there is one for each border between levels, in which ranks have
+    devices in as many of the units outside of it as they can. Of groups there are the orders that differ in their
+    devices: of ranks if these are equal and lie in one group each, and orders are few, or else of groups, at most
+    `MOST_ORDERS`. There is none beside the first for one rank, nor where the cluster has an order already.
     """
     if len(sizes) == 1 or cluster.order:
         return (cluster,)
     is_even = len(set(sizes)) == 1 and sum(sizes) == cluster.num_devices
-    if cluster.groups:
-        orders = _orders_of_groups(cluster, sizes[0] if is_even else 0)
-    else:
-        orders = _orders_by_level(cluster, len(sizes)) if is_even else iter(())
-    return tuple(dict.fromkeys([cluster, *(placed(cluster, order) for order in orders)]))
+    of_groups = _orders_of_groups(cluster, sizes[0] if is_even else 0) if cluster.groups else ()
+    by_level = _orders_by_level(cluster, len(sizes)) if is_even else ()
+    return tuple(dict.fromkeys([cluster, *(placed(cluster, order) for order in (*of_groups, *by_level))]))
 
 
 def _orders_by_level(cluster: Cluster, num_ranks: int) -> Iterator[tuple[int, ...]]:

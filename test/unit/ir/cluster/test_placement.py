@@ -63,18 +63,19 @@ def test_groups_are_taken_in_every_order_that_differs():
     names = ("v100x8", "p100x8", "t4x8")
     found = placements(load_cluster("+".join(names)), (4,) * 6)
     every = [tuple(one.name for one in rank_clusters(cluster, (8, 8, 8))) for cluster in found]
-    assert every == list(permutations(names))
-    twice = placements(load_cluster("v100x8+p100x8+v100x8"), (4,) * 6)
+    assert every[:-1] == list(permutations(names))
+    assert all(len({device // 8 for device in own}) == 3 for own in rank_devices(found[-1], (4,) * 6))
+    twice = placements(load_cluster("v100x8+p100x8+v100x8"), (3,) * 5)
     kinds = [tuple(one.device.kind[:1] for one in rank_clusters(cluster, (8, 8, 8))) for cluster in twice]
     assert kinds == [tuple("VPV"), tuple("VVP"), tuple("PVV")]
-    assert len(placements(load_cluster("v100x8+p100x8+t4x8+a100x8"), (8,) * 4)) == 6
+    assert len(placements(load_cluster("v100x8+p100x8+t4x8+a100x8"), (2, 3))) == 6
     cluster = load_cluster("v100x8+p100x8")
     (other,) = placements(cluster, (12, 4))[1:]
     assert placement_text(cluster, placed_devices(other, (4,) * 4)) == "ranks on p100x8, then v100x8"
-    pairs = [[one.name[0] for one in rank_clusters(found, (4,) * 4)] for found in placements(cluster, (4,) * 4)]
+    pairs = [[one.name[0] for one in rank_clusters(found, (4,) * 4)] for found in placements(cluster, (4,) * 4)[:-1]]
     assert pairs[0] == list("vvpp")
     assert sorted("".join(one) for one in pairs) == ["ppvv", "pvpv", "pvvp", "vppv", "vpvp", "vvpp"]
-    assert len(placements(cluster, (2,) * 8)) == 2
+    assert len(placements(cluster, (2,) * 8)) == 3
 
 
 @pytest.mark.parametrize("order", [(0, 4, 1, 5, 2, 6, 3, 7), (7, 6), (3, 4, 5)])
