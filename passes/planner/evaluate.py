@@ -169,7 +169,8 @@ class Evaluator:
     def outcome(self, config: PlanConfig, cutoff_s: float = inf) -> Outcome:
         """Returns the outcome of a configuration.
 
-        The configuration is not planned to its end once it is proven to take at least `cutoff_s`.
+        The configuration is not planned to its end once it is proven to take at least `cutoff_s`. Ranks with devices of
+        several groups, which are as slow as the slowest, are looked at if those of one group each take less.
         """
         try:
             if config.meshes:
@@ -179,6 +180,8 @@ class Evaluator:
             with self.context:
                 step = self.program(config, mesh_of_shape(config.mesh))
                 for target, clusters in every.items():
+                    if self.cluster.groups and found and not isinstance(found[0], Estimate):
+                        break
                     best_s = min([cutoff_s, *(one.step_s for one in found if isinstance(one, Estimate))])
                     found.append(self.on_target(config, step, target, clusters, best_s))
             return best_placed(found)
