@@ -39,19 +39,19 @@ CASES: Final = {
 """Presets, what is other than in them, and the clusters that they are planned for."""
 
 PLACED: Final = {
-    "gnmt": ("gnmt-8", {"batch": 1024}, "v100x8x2"),
+    "gnmt": ("gnmt", {"batch": 1024}, "v100x8x2"),
     "bert": ("bert-large", {"batch": 128}, "v100x8x2"),
-    "gpt": ("gpt-large", {"batch": 64}, "v100x8x2"),
-    "gnmt-s1": ("gnmt-8", {"batch": 1024}, "s1x8"),
+    "gpt": ("gpt", {"batch": 256}, "v100x8x2"),
+    "gnmt-s1": ("gnmt", {"batch": 1024}, "s1x8"),
     "bert-s1": ("bert-large", {"batch": 128}, "s1x8"),
-    "gpt-s1": ("gpt-large", {"batch": 64}, "s1x8"),
+    "gpt-s1": ("gpt", {"batch": 256}, "s1x8"),
     "bert-vp": ("bert-large", {"batch": 128}, "v100x8+p100x8"),
     "bert-pv": ("bert-large", {"batch": 128}, "p100x8+v100x8"),
 }
 """The same, of what is planned on ranks in several orders of the cluster's devices."""
 
 
-MOST_PIPELINES: Final = 24
+MOST_PIPELINES: Final = 12
 """How many pipelines a strategy may have evaluated of each kind of orders."""
 
 

@@ -521,7 +521,12 @@ def _add_steps(group: argparse._ArgumentGroup) -> None:
         help="arguments that only their update reads, as moments of optimizers, and what is saved for the backward "
         "pass may lie in host memory, where the budget binds",
     )
-    add("--cluster", metavar="C", help=f"what to plan for: a preset or a cluster file (default {DEFAULT_CLUSTER})")
+    add(
+        "--cluster",
+        metavar="C",
+        help=f"what to plan for: a preset or a cluster file (default {DEFAULT_CLUSTER}); an order in which ranks take "
+        "its devices may stand behind it, as v100x8x2@0-3,8-11,4-7,12-15",
+    )
     add(
         "--mesh",
         metavar="M",

@@ -2,8 +2,8 @@
 
 Its files are those that were written, its step can run, and its programs match the step.
 
-Errors    RHI-PLAN-001, RHI-PLAN-002, RHI-STEP-001 to RHI-STEP-007, RHI-RUN-001 and RHI-RUN-006, and RHI-READ-001 to
-          RHI-READ-005 for a program.
+Errors    RHI-PLAN-001, RHI-PLAN-002, RHI-STEP-001 to RHI-STEP-007, RHI-STEP-009, RHI-RUN-001 and RHI-RUN-006, and
+          RHI-READ-001 to RHI-READ-005 for a program.
 """
 
 from __future__ import annotations

@@ -101,8 +101,8 @@ class Executor:
             recorder: notes what is done; it costs time and memory.
 
         Raises:
-            RhinoError: RHI-STEP-001 to RHI-STEP-007 where the step is not safe to run, RHI-RUN-001 and RHI-RUN-006 for
-                a program, RHI-RUN-004 for the devices.
+            RhinoError: RHI-STEP-001 to RHI-STEP-007 and RHI-STEP-009 where the step is not safe to run, RHI-RUN-001 and
+                RHI-RUN-006 for a program, RHI-RUN-004 for the devices.
         """
         num_results = _count(one.result for one in step.instructions if isinstance(one, Fetch))
         verify(step, _count(one.argument for one in step.instructions if isinstance(one, Feed)), num_results)
