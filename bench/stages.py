@@ -37,7 +37,7 @@ from rhino.ir.mlir.reader import read_module
 from rhino.ir.program.accumulation import accumulation_loop
 from rhino.ir.units import format_bytes
 from rhino.passes.base import Remarks
-from rhino.passes.pipeline.sharded_step import sharded_figures
+from rhino.passes.pipeline.sharded_step import sharded_step
 from rhino.passes.registry import build_named
 from rhino.passes.textual_pipelines import build_pass_manager
 from rhino.passes.unsharded import unsharded_program
@@ -71,7 +71,7 @@ def read_parts(arguments: Sequence[str], micro_batches: int) -> tuple[Graph, Tra
     assert steps is not None
     build_pass_manager(steps, module.context).run(module.operation)
     with module.context, ir.Location.unknown(), unsharded_program(module.operation, Remarks()) as program:
-        seconds = sharded_figures(program, module.operation, load_cluster(CLUSTER)).seconds
+        seconds = sharded_step(program, module.operation, load_cluster(CLUSTER)).seconds
         return program.graph, parts_of(program.graph, accumulation_loop(program), seconds)
 
 

@@ -55,13 +55,12 @@ from rhino.passes.pipeline.sharded_step import (
     SHARDED_ERRORS,
     num_ranks,
     rank_mesh,
-    sharded_figures,
+    sharded_step,
     unlike_devices,
     unlike_ranks,
 )
 from rhino.passes.sharding.planning_pass import DEFAULT_CLUSTER
 from rhino.passes.unsharded import UNSHARDED_ERRORS, unsharded_program
-from rhino.strategies.choice.sharding_plan_costs import local_bytes, runs_alone
 from rhino.strategies.pipeline.activation_stash import Handing
 from rhino.strategies.pipeline.schedules import DEFAULT, Order, Pipeline, make_order
 from rhino.strategies.pipeline.split_backward_cost import split_backward_cost
@@ -170,7 +169,7 @@ class PipelineStages(Pass):
         self, program: Program, module: ir.Operation, cluster: Cluster, count: int, rank_of: Sequence[int]
     ) -> Staging:
         """Returns the problem of `count` micro-batches and stages on the ranks `rank_of` [stages]."""
-        loop, mesh = accumulation_loop(program), rank_mesh(module)
+        mesh = rank_mesh(module)
         ranks = num_ranks(module, cluster, self.stages)
         meshes = (mesh,) * ranks
         own_meshes = parse_meshes(self.mesh) if self.mesh else ()
@@ -178,12 +177,11 @@ class PipelineStages(Pass):
         if is_unlike:
             meshes = own_meshes
             ranks = max(1, cluster.num_devices // mesh.num_devices)
-        seconds, plan, model = sharded_figures(program, module, cluster, ranks)
-        parts = parts_of(program.graph, loop, seconds)
-        value_bytes = local_bytes(plan)
-        handing = Handing(program.graph, parts, value_bytes * program.graph.copies(), runs_alone(plan))
+        sharded = sharded_step(program, module, cluster, ranks)
+        parts, value_bytes = parts_of(program.graph, sharded.loop, sharded.seconds), sharded.value_bytes
+        handing = Handing(program.graph, parts, value_bytes * program.graph.copies(), sharded.is_alone)
         # The last stage's forward and backward passes are one program.
-        apart = split_backward_cost(plan, model, handing) if self.stages > 1 else None
+        apart = split_backward_cost(sharded.plan, sharded.model, handing) if self.stages > 1 else None
         sizes = [own.num_devices for own in meshes]
         apart_by = sizes if is_unlike else [cluster.num_devices // ranks] * ranks
         link = link_between(cluster, apart_by) if len(meshes) > 1 else None
@@ -215,9 +213,9 @@ class PipelineStages(Pass):
             link,
             handing,
             apart,
-            unlike_ranks(module, program.file, cluster, meshes, rank_of, seconds, value_bytes)
+            unlike_ranks(module, program.file, cluster, meshes, rank_of, sharded.seconds, value_bytes)
             if is_unlike
-            else unlike_devices(plan, cluster, mesh, rank_of, seconds),
+            else unlike_devices(sharded, cluster, mesh, rank_of),
         )
         if self.recomputes and budgets is not None:
             steps = remat_steps(staging, handing, min(count, self.stages))

@@ -44,10 +44,9 @@ from rhino.ir.units import format_bytes, format_seconds
 from rhino.passes.base import Pass, Remarks, opt
 from rhino.passes.pipeline.offload_ops import write_waiting
 from rhino.passes.pipeline.rematerialize_ops import write_blocks
-from rhino.passes.pipeline.sharded_step import SHARDED_ERRORS, rank_mesh, sharded_figures
+from rhino.passes.pipeline.sharded_step import SHARDED_ERRORS, rank_mesh, sharded_step
 from rhino.passes.sharding.planning_pass import DEFAULT_CLUSTER, OFFLOAD, rank_target, refuse_unknown_host
 from rhino.passes.unsharded import UNSHARDED_ERRORS, unsharded_program
-from rhino.strategies.choice.sharding_plan_costs import local_bytes
 from rhino.strategies.cost.cost_model import CostModel
 from rhino.strategies.remat.remat_graph import Stash, stash_of
 from rhino.strategies.structure.training_phases import TrainingPhases, parts_of
@@ -172,8 +171,8 @@ def begin(program: Program, module: ir.Operation, cluster: Cluster, *, repeats: 
     Raises as the pass does.
     """
     loop = accumulation_loop(program)
-    figures = sharded_figures(program, module, cluster) if repeats else None
-    seconds = np.zeros(program.graph.num_ops) if figures is None else figures.seconds
+    sharded = sharded_step(program, module, cluster) if repeats else None
+    seconds = np.zeros(program.graph.num_ops) if sharded is None else sharded.seconds
     parts = parts_of(program.graph, loop, seconds)
     body, after = ([program.ops[one] for one in np.flatnonzero(part).tolist()] for part in (parts.body, parts.apply))
     refuse_misplaced(body, after, program.file)
@@ -184,8 +183,8 @@ def begin(program: Program, module: ir.Operation, cluster: Cluster, *, repeats: 
     stages = [found.get(number) or 0 for number in range(len(program.ops))]
     count = ir.IntegerAttr(program.ops[loop.op].attributes[MICRO_BATCHES]).value if loop is not None else 1
     stash = stash_of(program.graph, parts, stages, num_stages)
-    if figures is not None:
-        own = local_bytes(figures.plan).tolist()
+    if sharded is not None:
+        own = sharded.value_bytes.tolist()
         stash = replace(stash, num_bytes={value: size and round(own[value]) for value, size in stash.num_bytes.items()})
     return Begun(
         program.graph,

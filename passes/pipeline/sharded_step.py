@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from rhino.ir.arrays import Floats
 from rhino.ir.cluster.cluster import Cluster
 from rhino.ir.cluster.groups import rank_groups
 from rhino.ir.cluster.mesh import Mesh, mesh_of_shape
-from rhino.ir.graph.graph import Loop
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.reader import entry_function
 from rhino.ir.mlir.shardings import module_mesh
+from rhino.ir.program.accumulation import accumulation_loop
 from rhino.ir.program.program import Program, read_program
 from rhino.passes.pipeline.mesh_views import has_views, show
 from rhino.passes.sharding.localize import annotated_plan
 from rhino.passes.sharding.planning_pass import group_target, rank_models, rank_target
 from rhino.strategies.choice.sharding_plan import ShardingPlan
-from rhino.strategies.choice.sharding_plan_costs import local_bytes, op_seconds, states_of
+from rhino.strategies.choice.sharding_plan_costs import Sharded, states_of
 from rhino.strategies.cost.cost_model import CostModel
 from rhino.strategies.pipeline.replicas import micro_batch_s
 from rhino.strategies.pipeline.stages.stage_graph import UnlikeDevices
@@ -39,46 +38,31 @@ def num_ranks(module: ir.Operation, cluster: Cluster, num_stages: int) -> int:
     return max(1, min(num_stages, cluster.num_devices // rank_mesh(module).num_devices))
 
 
-class ShardedFigures(NamedTuple):
-    """The figures of a sharded step.
+def sharded_step(program: Program, module: ir.Operation, cluster: Cluster, ranks: int = 1) -> Sharded:
+    """Returns a step as it is annotated, with what it comes to on one device of a rank's mesh.
 
-    `seconds` are those of each op in a step [ops], with the collectives that it waits for. `plan` is how each tensor is
-    sharded, and `model` is the cost model.
-    """
-
-    seconds: Floats
-    plan: ShardingPlan
-    model: CostModel
-
-
-def sharded_figures(program: Program, module: ir.Operation, cluster: Cluster, ranks: int = 1) -> ShardedFigures:
-    """Returns what a step comes to on one device of a rank's mesh, by the cost model that shardings are chosen by.
+    That is told by the cost model that shardings are chosen by.
 
     Raises:
         RhinoError: RHI-LOCAL-001 an op cannot run between the shardings around it, RHI-MESH-001 the mesh is larger than
             the cluster.
     """
     model = rank_target(cluster, rank_mesh(module), ranks).model
-    plan = sharded_plan(program, module)
+    return _sharded(program, sharded_plan(program, module), model)
+
+
+def _sharded(program: Program, plan: ShardingPlan, model: CostModel) -> Sharded:
     choice = Builder(graph=program.graph, model=model, is_part=True).costs()
-    return ShardedFigures(op_seconds(choice, states_of(choice, plan)), plan, model)
+    return Sharded(choice, states_of(choice, plan), plan, accumulation_loop(program))
 
 
-def unlike_devices(
-    plan: ShardingPlan, cluster: Cluster, mesh: Mesh, rank_of: Sequence[int], seconds: Floats
-) -> UnlikeDevices | None:
-    """Returns how the devices of stages differ, None where all are alike.
-
-    Shapes: `plan` is of a step that takes `seconds` [ops] on a device of any rank, and stages are on ranks `rank_of`.
-    """
+def unlike_devices(sharded: Sharded, cluster: Cluster, mesh: Mesh, rank_of: Sequence[int]) -> UnlikeDevices | None:
+    """Returns how devices differ of stages on ranks `rank_of` [stages] of equal meshes, None where all are alike."""
     groups, group = rank_groups(cluster, (mesh.num_devices,) * (max(rank_of) + 1))
     if len(groups) == 1:
         return None
-    works = []
-    for one in groups:
-        choice = Builder(graph=plan.graph, model=group_target(one, mesh).model, is_part=True).costs()
-        works.append(op_seconds(choice, states_of(choice, plan)))
-    return UnlikeDevices(tuple([group[rank] for rank in rank_of]), time_ratios(works, seconds))
+    works = [sharded.seconds_on(group_target(one, mesh).model) for one in groups]
+    return UnlikeDevices(tuple([group[rank] for rank in rank_of]), time_ratios(works, sharded.seconds))
 
 
 def unlike_ranks(
@@ -108,25 +92,21 @@ def unlike_ranks(
             sizes.append(value_bytes / mesh.num_devices)
             continue
         show(module, group.index(number))
-        plan = sharded_plan(read_program(entry_function(module, file), mesh, file), module)
-        choice = Builder(graph=plan.graph, model=model, is_part=True).costs()
-        works.append(op_seconds(choice, states_of(choice, plan)))
-        sizes.append(local_bytes(plan))
+        program = read_program(entry_function(module, file), mesh, file)
+        sharded = _sharded(program, sharded_plan(program, module), model)
+        works.append(sharded.seconds)
+        sizes.append(sharded.value_bytes)
     show(module, 0)
     return UnlikeDevices(group, time_ratios(works, seconds), tuple(sizes))
 
 
-def micro_batch_seconds(
-    plan: ShardingPlan, loop: Loop | None, cluster: Cluster, mesh: Mesh, count: int, seconds: Floats
-) -> tuple[float, ...]:
-    """Returns the seconds of a micro-batch on each of `count` replicas [replicas].
-
-    Shapes: `plan` is of a step that takes `seconds` [ops] on a device of any of them.
-    """
-    unlike = unlike_devices(plan, cluster, mesh, range(count), seconds)
+def micro_batch_seconds(sharded: Sharded, cluster: Cluster, mesh: Mesh, count: int) -> tuple[float, ...]:
+    """Returns the seconds of a micro-batch on each of `count` replicas [replicas]."""
+    graph, loop, seconds = sharded.plan.graph, sharded.loop, sharded.seconds
+    unlike = unlike_devices(sharded, cluster, mesh, range(count))
     if unlike is None:
-        return (micro_batch_s(plan.graph, loop, seconds),) * count
-    return tuple([micro_batch_s(plan.graph, loop, seconds * unlike.time_ratio[group]) for group in unlike.group])
+        return (micro_batch_s(graph, loop, seconds),) * count
+    return tuple([micro_batch_s(graph, loop, seconds * unlike.time_ratio[group]) for group in unlike.group])
 
 
 def sharded_plan(program: Program, module: ir.Operation) -> ShardingPlan:

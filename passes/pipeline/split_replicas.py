@@ -33,7 +33,6 @@ from rhino.ir.program.accumulation import (
     MICRO_BATCHES,
     AnyValue,
     Counter,
-    accumulation_loop,
     carried_number,
     read_accumulation,
     reads_of,
@@ -55,7 +54,7 @@ from rhino.ir.program.trip_count import constant_of, trip_count
 from rhino.ir.units import format_seconds
 from rhino.passes.base import Pass, Remarks, opt
 from rhino.passes.pipeline.part_numbers import drop_dead, is_used
-from rhino.passes.pipeline.sharded_step import SHARDED_ERRORS, micro_batch_seconds, rank_mesh, sharded_figures
+from rhino.passes.pipeline.sharded_step import SHARDED_ERRORS, micro_batch_seconds, rank_mesh, sharded_step
 from rhino.passes.pipeline.split_stages import Draft, Splitter, Writer, share_equal, sum_name
 from rhino.passes.sharding.choose_shardings import STRATEGY
 from rhino.passes.sharding.planning_pass import DEFAULT_CLUSTER
@@ -97,9 +96,8 @@ class SplitReplicas(Pass):
                 fix="give each replica one micro-batch at least, and as many in all as there are",
             )
         with unsharded_program(module, remarks) as program:
-            loop, mesh = accumulation_loop(program), rank_mesh(module)
-            figures = sharded_figures(program, module, cluster, asked.count)
-            each_s = micro_batch_seconds(figures.plan, loop, cluster, mesh, asked.count, figures.seconds)
+            sharded = sharded_step(program, module, cluster, asked.count)
+            each_s = micro_batch_seconds(sharded, cluster, rank_mesh(module), asked.count)
         parts = asked.shares or shares(each_s, num)
         for rank, (count, seconds) in enumerate(zip(parts, each_s, strict=True)):
             words = f"replica {rank} takes {count} of {num} micro-batches, of {format_seconds(seconds)} each"

@@ -30,7 +30,6 @@ from rhino.ir.cluster.mesh import parse_meshes
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.mlir.bindings import func, ir, stablehlo
 from rhino.ir.mlir.reader import end_of, entry_function, maker_of
-from rhino.ir.program.accumulation import accumulation_loop
 from rhino.ir.program.identity import make_constant
 from rhino.passes.base import Item, Pass, Remarks, opt, run_pipeline
 from rhino.passes.frontend.stage_marks import direction_of
@@ -38,11 +37,10 @@ from rhino.passes.frontend.tidy import tidy
 from rhino.passes.pipeline.part_numbers import drop_dead, is_used
 from rhino.passes.pipeline.row_dims import RowDims, on_rows, row_dims, rows_of, with_rows
 from rhino.passes.pipeline.scan_loops import UPDATE, Scan, is_annotated, read_scan
-from rhino.passes.pipeline.sharded_step import SHARDED_ERRORS, num_ranks, rank_mesh, sharded_figures, unlike_ranks
+from rhino.passes.pipeline.sharded_step import SHARDED_ERRORS, num_ranks, rank_mesh, sharded_step, unlike_ranks
 from rhino.passes.pipeline.split_leaves import split_leaves
 from rhino.passes.sharding.planning_pass import DEFAULT_CLUSTER
 from rhino.passes.unsharded import UNSHARDED_ERRORS, unsharded_program
-from rhino.strategies.choice.sharding_plan_costs import local_bytes
 from rhino.strategies.pipeline.stages.iterations import LayerLoops, cut_iterations
 from rhino.strategies.structure.training_phases import parts_of
 
@@ -133,13 +131,13 @@ class SplitScans(Pass):
         with unsharded_program(module, remarks) as program:
             meshes = parse_meshes(self.meshes) if self.meshes else (rank_mesh(module),)
             ranks = num_ranks(module, cluster, self.stages if len(meshes) == 1 else cluster.num_devices)
-            seconds, plan, _ = sharded_figures(program, module, cluster, ranks)
+            sharded = sharded_step(program, module, cluster, ranks)
+            loop, seconds = sharded.loop, sharded.seconds
             rates = [1.0] * self.stages
             if len(meshes) > 1:
-                stages, sizes = range(self.stages), local_bytes(plan)
-                unlike = unlike_ranks(module, program.file, cluster, meshes, stages, seconds, sizes)
+                own = range(self.stages), seconds, sharded.value_bytes
+                unlike = unlike_ranks(module, program.file, cluster, meshes, *own)
                 rates = unlike.rates(seconds)
-            loop = accumulation_loop(program)
             parts = parts_of(program.graph, loop, seconds)
             region = program.ops[loop.op].regions[1] if loop is not None else program.entry.regions[0]
             places = {op: number for number, op in enumerate(program.ops)}

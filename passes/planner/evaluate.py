@@ -71,13 +71,13 @@ from rhino.strategies.autotune.base import (
 )
 from rhino.strategies.choice.choice import Choice
 from rhino.strategies.choice.sharding_plan import make_plan
-from rhino.strategies.choice.sharding_plan_costs import op_seconds
+from rhino.strategies.choice.sharding_plan_costs import Sharded
 from rhino.strategies.cost.time_ratios import least_time_ratio
 from rhino.strategies.memory.peak import peak_of
 from rhino.strategies.pipeline.in_flight import several_in_flight
 from rhino.strategies.pipeline.replicas import micro_batch_s, shares
 from rhino.strategies.pipeline.schedules import SCHEDULES
-from rhino.strategies.pipeline.stages.estimate import Sharded, StageEstimates
+from rhino.strategies.pipeline.stages.estimate import StageEstimates
 from rhino.strategies.sharding.choice_problem import build
 from rhino.strategies.sharding.memory_fitting import fit
 from rhino.strategies.solver.answer import Answer, Infeasible, Unsolved
@@ -450,7 +450,7 @@ class Evaluator:
             return _none_that_fits(config, answer, free_s)
         bounds = (answer.bound / effective_ranks, free_s)
         if config.replicas > 1:
-            return self.on_replicas(config, choice, planning.program, answer, bounds)
+            return self.on_replicas(planning, choice, answer, bounds)
         if ranks == 1:
             compute_s, collectives_s = shares_of(problem, answer.states)
             return Estimate(config, "", answer.cost, *bounds, compute_s, collectives_s, (answer.peak_bytes,))
@@ -475,16 +475,14 @@ class Evaluator:
         found = [one for step in steps for one in step.recomputed(bound_s, planning.cutoff_s)]
         return with_recomputed(plain, best_first(found), bound_s, planning.cutoff_s)
 
-    def on_replicas(
-        self, config: PlanConfig, choice: Choice, program: Program, answer: Answer, bounds: tuple[float, float]
-    ) -> Estimate:
+    def on_replicas(self, planning: _Planning, choice: Choice, answer: Answer, bounds: tuple[float, float]) -> Estimate:
         """Returns what a sharded step comes to on replicas, each with the micro-batches that it is asked to take."""
-        seconds = op_seconds(choice, answer.states)
-        plan, mesh = make_plan(choice, answer.states), mesh_of_shape(config.mesh)
-        each_s = micro_batch_seconds(plan, accumulation_loop(program), self.cluster, mesh, config.replicas, seconds)
+        config, loop = planning.config, planning.loop
+        sharded = Sharded(choice, answer.states, make_plan(choice, answer.states), loop)
+        each_s = micro_batch_seconds(sharded, self.cluster, mesh_of_shape(config.mesh), config.replicas)
         parts = self.setup.shares or shares(each_s, config.micro_batches)
         busy_s = [count * own_s for count, own_s in zip(parts, each_s, strict=True)]
-        once_s = answer.cost - config.micro_batches * micro_batch_s(program.graph, accumulation_loop(program), seconds)
+        once_s = answer.cost - config.micro_batches * micro_batch_s(choice.graph, loop, sharded.seconds)
         collectives_s = shares_of(choice.problem, answer.states)[1] / config.replicas
         compute_s = max(0.0, once_s + sum(busy_s) / config.replicas - collectives_s)
         step_s = once_s + max(busy_s)
@@ -523,10 +521,7 @@ class Evaluator:
 
     def staged(self, planning: _Planning, choice: Choice, states: Ints, loop: Loop) -> _Staged:
         """Returns a sharded step as a pipeline."""
-        config = planning.config
-        sharded = Sharded(
-            make_plan(choice, states), choice.model, loop, op_seconds(choice, states), choice.problem.cost(states)
-        )
+        config, sharded = planning.config, Sharded(choice, states, make_plan(choice, states), loop)
         collectives_s = shares_of(choice.problem, states)[1] / config.stages
         steps, known = list[StagedStep](), dict[Line, tuple[StageEstimates, tuple[Cluster, ...]]]()
         for cluster in planning.clusters:
@@ -551,7 +546,7 @@ class Evaluator:
         if link in known and set(parts) <= set(known[link][1]):
             cuts, groups = known[link]
             return cuts.on(tuple(map(groups.index, parts)))
-        unlike = unlike_devices(sharded.plan, cluster, mesh, range(config.stages), sharded.seconds)
+        unlike = unlike_devices(sharded, cluster, mesh, range(config.stages))
         cuts = StageEstimates(sharded, config.micro_batches, link, self.setup.tolerances, unlike)
         known[link] = cuts, tuple(dict.fromkeys(parts))
         return cuts

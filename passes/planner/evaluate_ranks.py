@@ -19,7 +19,7 @@ from functools import cached_property
 from math import inf, prod
 from typing import Final
 
-from rhino.ir.arrays import Floats, Ints
+from rhino.ir.arrays import Ints
 from rhino.ir.cluster.cluster import Cluster, link_between
 from rhino.ir.cluster.groups import rank_budgets, rank_clusters
 from rhino.ir.cluster.hardware import Line
@@ -50,17 +50,16 @@ from rhino.strategies.autotune.base import (
 from rhino.strategies.autotune.screened_stages import moved_ranks
 from rhino.strategies.choice.choice import Choice
 from rhino.strategies.choice.sharding_plan import make_plan
-from rhino.strategies.choice.sharding_plan_costs import local_bytes, op_seconds, states_of
+from rhino.strategies.choice.sharding_plan_costs import Sharded
 from rhino.strategies.cost.cost_model import CostModel
 from rhino.strategies.cost.time_ratios import least_time_ratio
 from rhino.strategies.pipeline.in_flight import several_in_flight
 from rhino.strategies.pipeline.schedules import SCHEDULES
-from rhino.strategies.pipeline.stages.estimate import Sharded, StageEstimate, StageEstimates
+from rhino.strategies.pipeline.stages.estimate import StageEstimate, StageEstimates
 from rhino.strategies.pipeline.stages.shape_screen import Nodes, RankKind, ScreenedLine, neighbours, screen
 from rhino.strategies.pipeline.stages.shapes import is_placed
 from rhino.strategies.pipeline.stages.stage_graph import UnlikeDevices
 from rhino.strategies.pipeline.stages.stage_problem import time_ratios
-from rhino.strategies.sharding.choice_problem import Builder
 from rhino.strategies.solver.answer import Answer
 from rhino.strategies.solver.search import Limits, Search
 
@@ -91,9 +90,7 @@ class OnMesh:
         """Returns the step as it is sharded by `states` [nodes], one object for equal ones."""
         key = states.tobytes()
         if key not in self.known:
-            choice = self.choice
-            figures = make_plan(choice, states), choice.model, self.loop, op_seconds(choice, states)
-            self.known[key] = Sharded(*figures, choice.problem.cost(states))
+            self.known[key] = Sharded(self.choice, states, make_plan(self.choice, states), self.loop)
         return self.known[key]
 
     def free(self, in_flight: int) -> Answer | None:
@@ -186,9 +183,9 @@ class UnlikeRanks:
         kinds = list(dict.fromkeys(ranks))
         group = tuple([kinds.index(rank) for rank in ranks])
         first = sharded[config.mesh]
-        works = [_seconds_on(sharded[mesh], model) for mesh, model in kinds]
+        works = [sharded[mesh].seconds_on(model) for mesh, model in kinds]
         own = [sharded[mesh] for mesh, _ in kinds]
-        unlike = UnlikeDevices(group, time_ratios(works, first.seconds), tuple([local_bytes(one.plan) for one in own]))
+        unlike = UnlikeDevices(group, time_ratios(works, first.seconds), tuple([one.value_bytes for one in own]))
         sizes = [prod(mesh) for mesh in config.rank_meshes]
         link = link_between(self.cluster, sizes)
         cuts = StageEstimates(first, config.micro_batches, link, self.setup.tolerances, unlike, own)
@@ -276,8 +273,8 @@ class _Looked:
     @cached_property
     def unlike(self) -> UnlikeDevices:
         """How the kinds differ."""
-        works = [_seconds_on(one, kind.model) for one, kind in zip(self.sharded, self.kinds, strict=True)]
-        sizes = tuple([local_bytes(one.plan) for one in self.sharded])
+        works = [one.seconds_on(kind.model) for one, kind in zip(self.sharded, self.kinds, strict=True)]
+        sizes = tuple([one.value_bytes for one in self.sharded])
         return UnlikeDevices((), time_ratios(works, self.sharded[0].seconds), sizes)
 
     def estimates(self, sizes: Sequence[int]) -> StageEstimates:
@@ -349,11 +346,3 @@ def _least_s(choice: Choice, model: CostModel) -> dict[tuple[str, int], float]:
         (node.kind, node.number): ratio * least[table]
         for node, table in zip(choice.nodes, problem.node_table.tolist(), strict=True)
     }
-
-
-def _seconds_on(sharded: Sharded, model: CostModel) -> Floats:
-    """Returns what ops of a sharded step take on devices of a model [ops]."""
-    if model == sharded.model:
-        return sharded.seconds
-    choice = Builder(graph=sharded.plan.graph, model=model, is_part=True).costs()
-    return op_seconds(choice, states_of(choice, sharded.plan))

@@ -18,15 +18,22 @@ from rhino.strategies.cost.wire import Narrow
 from rhino.strategies.solver.problem import Problem
 
 
-class MemoryCounts(Protocol):
-    """Who built a choice problem, and can tell what choices keep in memory."""
+class Maker(Protocol):
+    """Who built a choice problem, and can tell what choices keep in memory, and what they cost elsewhere."""
 
     def with_memory(self, problem: Problem) -> Problem:
         """Returns the problem that was built, with the residents and tables of what each choice keeps in memory."""
         ...
 
-    def narrowed(self, states: Ints) -> MemoryCounts:
+    def narrowed(self, states: Ints) -> Maker:
         """Returns the same for the one choice `states` [nodes]."""
+        ...
+
+    def on_devices(self, model: CostModel, states: Ints) -> Choice:
+        """Returns the choice problem of the one choice `states` [nodes] on devices of another model.
+
+        Its axes have the same sizes.
+        """
         ...
 
 
@@ -44,7 +51,7 @@ class Choice:
     model: CostModel
     nodes: tuple[Node, ...]
     problem: Problem
-    builder: MemoryCounts
+    builder: Maker
     op_costs: OpCosts
     narrow: Narrow
     windows: Windows | None

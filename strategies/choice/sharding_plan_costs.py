@@ -7,20 +7,68 @@ to another: it is paid where the value is read if an op reads it, and where it i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final
 
 import numpy as np
 
 from rhino.ir.arrays import Bools, Floats, Ints
-from rhino.ir.graph.graph import DEVICE, HOST
+from rhino.ir.graph.graph import DEVICE, HOST, Loop
 from rhino.ir.graph.host_values import values_on_host
 from rhino.ir.graph.spec import num_parts
 from rhino.strategies.choice.choice import Choice
 from rhino.strategies.choice.sharding_plan import ShardingPlan
 from rhino.strategies.cost.candidates import State
+from rhino.strategies.cost.cost_model import CostModel
 from rhino.strategies.cost.nodes import Node
 
 _NO_OP: Final = -1
+
+
+@dataclass(frozen=True, eq=False)
+class Sharded:
+    """A step that is sharded by the `states` [nodes] of a choice, which are `plan`, and its loop over micro-batches."""
+
+    choice: Choice
+    states: Ints
+    plan: ShardingPlan
+    loop: Loop | None
+    _elsewhere: dict[CostModel, Floats] = field(default_factory=dict, repr=False)
+
+    @property
+    def model(self) -> CostModel:
+        """The cost model that shardings were chosen by."""
+        return self.choice.model
+
+    @cached_property
+    def seconds(self) -> Floats:
+        """The seconds of each op in a step, with the collectives that it waits for [ops]."""
+        return op_seconds(self.choice, self.states)
+
+    @cached_property
+    def total_s(self) -> float:
+        """The cost of the whole step."""
+        return self.choice.problem.cost(self.states)
+
+    def seconds_on(self, model: CostModel) -> Floats:
+        """Returns the seconds of each op on devices of a model whose axes have the same sizes [ops]."""
+        if model == self.model:
+            return self.seconds
+        if model not in self._elsewhere:
+            alone = self.choice.builder.on_devices(model, self.states)
+            self._elsewhere[model] = op_seconds(alone, np.zeros_like(self.states))
+        return self._elsewhere[model]
+
+    @cached_property
+    def value_bytes(self) -> Floats:
+        """The bytes of each value on one device, as it is stored [values]."""
+        return local_bytes(self.plan)
+
+    @cached_property
+    def is_alone(self) -> Bools:
+        """Which ops wait for no other device [ops]."""
+        return runs_alone(self.plan)
 
 
 def op_seconds(choice: Choice, states: Ints) -> Floats:

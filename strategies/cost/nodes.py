@@ -23,7 +23,7 @@ class Node(NamedTuple):
 class Use(NamedTuple):
     """One way from a node that gives a value to one that reads it: which result, which operand, of which type.
 
-    `is_narrow` says that it is moved in elements half as wide, `stays` that it cannot be moved at all.
+    `stays` says that it cannot be moved at all.
     """
 
     swapped: bool
@@ -31,17 +31,18 @@ class Use(NamedTuple):
     operand: int
     type: int
     times: int
-    is_narrow: bool
     stays: bool = False
 
 
 class Way(NamedTuple):
     """A use with what its time depends on beside the specs at its ends.
 
-    `is_fetched` and `is_returned` say that the value comes from the device's own memory by a copy, or goes there.
+    `is_narrow` says that the value is moved in elements half as wide, `is_fetched` and `is_returned` that it comes from
+    the device's own memory by a copy, or goes there.
     """
 
     use: Use
     window: Window | None
+    is_narrow: bool
     is_fetched: bool
     is_returned: bool

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from typing import Final
 
@@ -61,11 +62,12 @@ class Windows:
         return None if seconds is None else Window(seconds, self.joined_bytes[value])
 
 
-def windows(graph: Graph, model: CostModel, op_s: Sequence[float]) -> Windows | None:
+def windows(order: Order, model: CostModel, op_s: Sequence[float]) -> Windows | None:
     """Returns the windows of a graph whose ops take `op_s` in a step [ops].
 
     The result is None where nothing is hidden, and nothing is joined.
     """
+    graph = order.graph
     target, packing = model.target, packing_of(model)
     is_hidden = target.hides_gathers(model.device)
     most = packing.bucket_bytes if packing else target.joined_bytes
@@ -73,27 +75,27 @@ def windows(graph: Graph, model: CostModel, op_s: Sequence[float]) -> Windows | 
         return None
     sizes = [graph.types[number].num_bytes for number in graph.value_type.tolist()]
     is_joined = [bool(most) and (packing is None or size <= packing.item_bytes) for size in sizes]
-    order = _Order(graph, [0.0, *accumulate(op_s)] if is_hidden else [0.0] * (graph.num_ops + 1))
-    is_weight = order.weights()
+    until = [0.0, *accumulate(op_s)] if is_hidden else [0.0] * (graph.num_ops + 1)
     together = min(most, order.read_bytes(is_joined))
     joined_bytes = [together * one for one in is_joined]
-    for value, num_bytes in order.scalars().items():
+    for value, num_bytes in order.scalars.items():
         joined_bytes[value] = min(joined_bytes[value], num_bytes)
-    return Windows(is_weight, order.gradients(is_weight, is_joined), order.readers(is_weight), joined_bytes)
+    return Windows(order.is_weight, order.gradients(until, is_joined), order.readers(until), joined_bytes)
 
 
-class _Order:
-    """The ops of a graph one after the other; `until` [ops + 1] is when those before each are done."""
+class Order:
+    """The ops of a graph one after the other; where they take time, `until` [ops + 1] is when those before are done."""
 
-    def __init__(self, graph: Graph, until: list[float]) -> None:
-        self.graph, self.until, self.times = graph, until, graph.times().tolist()
+    def __init__(self, graph: Graph) -> None:
+        self.graph, self.times = graph, graph.times().tolist()
         self.names = [graph.classes[number].name for number in graph.op_class.tolist()]
         self.operands = [graph.operands(op).tolist() for op in range(graph.num_ops)]
         self.loops = {loop.op: loop for loop in graph.loops}
         self.loop_of_end = {loop.end: loop for loop in graph.loops}
 
-    def weights(self) -> list[bool]:
-        """Returns which values no product makes; a loop's are those that it keeps [values]."""
+    @cached_property
+    def is_weight(self) -> list[bool]:
+        """Which values no product makes; a loop's are those that it keeps [values]."""
         found = [True] * self.graph.num_values
         for op, name in enumerate(self.names):
             sources = [found[value] for value in self.operands[op]]
@@ -104,19 +106,21 @@ class _Order:
 
     def read_bytes(self, is_counted: Sequence[bool]) -> int:
         """Returns the bytes of those arguments among some values that products read, however many ops lie between."""
-        is_read = self._read_by_products()
-        arguments = range(len(self.graph.arguments))
-        return sum(self.graph.type_of(value).num_bytes for value in arguments if is_read[value] and is_counted[value])
+        return sum(
+            self.graph.type_of(value).num_bytes
+            for value in range(len(self.graph.arguments))
+            if self._is_read[value] and is_counted[value]
+        )
 
-    def readers(self, is_weight: Sequence[bool]) -> list[float | None]:
+    def readers(self, until: Sequence[float]) -> list[float | None]:
         """Returns the seconds in which weights may be on their way to each op: to the first product behind it [ops]."""
         room: list[float | None] = [None if name in HANDS_ON else 0.0 for name in self.names]
         since = 0.0
         for op, name in enumerate(self.names):
             if name == WHILE or op in self.loop_of_end:
-                since = self.until[op + 1]
-            elif name in _ORDERED and any(is_weight[value] for value in self.operands[op]):
-                room[op], since = (self.until[op] - since) / self.times[op], self.until[op]
+                since = until[op + 1]
+            elif name in _ORDERED and any(self.is_weight[value] for value in self.operands[op]):
+                room[op], since = (until[op] - since) / self.times[op], until[op]
         first = [self.graph.num_ops] * self.graph.num_values  # the first product that reads what follows from a value
         for op in range(self.graph.num_ops - 1, -1, -1):
             behind = min((first[value] for value in self.graph.results(op)), default=self.graph.num_ops)
@@ -130,18 +134,18 @@ class _Order:
                 first[value] = min(first[value], behind)
         return room
 
-    def gradients(self, is_weight: Sequence[bool], is_joined: Sequence[bool]) -> list[float | None]:
+    def gradients(self, until: Sequence[float], is_joined: Sequence[bool]) -> list[float | None]:
         """Returns the seconds in which what no product reads may be on its way, none where it is joined [values]."""
-        is_read, makers = self._read_by_products(), self._makers()
-        room = [0.0] * self.graph.num_ops if all(is_joined) else self._room_behind(is_read)
+        room = [0.0] * self.graph.num_ops if all(is_joined) else self._room_behind(until)
         found: list[float | None] = [None] * self.graph.num_values
-        for value, maker in enumerate(makers):
-            if not is_read[value] and not is_weight[value]:
+        for value, maker in enumerate(self._makers):
+            if not self._is_read[value] and not self.is_weight[value]:
                 found[value] = 0.0 if maker < 0 or is_joined[value] else room[maker]
         return found
 
+    @cached_property
     def scalars(self) -> dict[int, int]:
-        """Returns the bytes that are sent together with each scalar sum that is not sent with the gradients.
+        """The bytes that are sent together with each scalar sum that is not sent with the gradients.
 
         That of a gradient's norm waits for the gradients, and their update for it: it is joined with other such
         scalars. In a loop, a scalar is sent alone in each trip.
@@ -159,8 +163,9 @@ class _Order:
         num_bytes = sum(graph.type_of(value).num_bytes for value in together)
         return dict.fromkeys(together, num_bytes) | {value: 0 for op, value in sums if self.times[op] > 1}
 
-    def _read_by_products(self) -> list[bool]:
-        """Returns what a product or a loop reads, however many ops lie between [values]."""
+    @cached_property
+    def _is_read(self) -> list[bool]:
+        """What a product or a loop reads, however many ops lie between [values]."""
         is_read = [False] * self.graph.num_values
         for op in range(self.graph.num_ops - 1, -1, -1):
             results, is_product = self.graph.results(op), self.names[op] in (*_ORDERED, WHILE)
@@ -170,8 +175,9 @@ class _Order:
                 is_read[value] |= is_product or any(is_read[one] for one in behind)
         return is_read
 
+    @cached_property
     def _makers(self) -> list[int]:
-        """Returns the last product or loop that each value follows from, -1 where none is [values]."""
+        """The last product or loop that each value follows from, -1 where none is [values]."""
         makers = [-1] * self.graph.num_values
         for op, name in enumerate(self.names):
             for value in self.graph.results(op):
@@ -179,14 +185,14 @@ class _Order:
                 makers[value] = op if is_product else max((makers[one] for one in self.operands[op]), default=-1)
         return makers
 
-    def _room_behind(self, is_read: Sequence[bool]) -> list[float]:
+    def _room_behind(self, until: Sequence[float]) -> list[float]:
         """Returns the seconds from each product that none reads to the next of its kind, or its loop's end [ops]."""
         room = [0.0] * self.graph.num_ops
         after: float | None = None
         for op in range(self.graph.num_ops - 1, -1, -1):
             if op in self.loop_of_end or self.names[op] == WHILE:
-                after = self.until[op]
-            elif self.names[op] in _ORDERED and any(not is_read[value] for value in self.graph.results(op)):
-                room[op] = (after - self.until[op + 1]) / self.times[op] if after is not None else 0.0
-                after = self.until[op + 1]
+                after = until[op]
+            elif self.names[op] in _ORDERED and any(not self._is_read[value] for value in self.graph.results(op)):
+                room[op] = (after - until[op + 1]) / self.times[op] if after is not None else 0.0
+                after = until[op + 1]
         return room

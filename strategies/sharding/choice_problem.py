@@ -28,7 +28,7 @@ from rhino.strategies.cost.candidates import State, keeps, strategies
 from rhino.strategies.cost.cost_model import CostModel, collective_s, reshard_seconds
 from rhino.strategies.cost.nodes import Node, Use, Way
 from rhino.strategies.cost.op_costs import OpCosts
-from rhino.strategies.cost.overlap import Windows, windows
+from rhino.strategies.cost.overlap import Order, Windows, windows
 from rhino.strategies.cost.wire import narrow
 from rhino.strategies.memory.resident_rows import Memory, written_in_place
 from rhino.strategies.solver.problem import Problem
@@ -85,11 +85,14 @@ class Builder(Tables):
     node_costs: list[int] = field(default_factory=list)
     memo: dict[object, int] = field(default_factory=dict)
     states_of: dict[object, tuple[State, ...]] = field(default_factory=dict)
-    runs_of: dict[int, tuple[tuple[State, ...], int, bool]] = field(default_factory=dict)
-    """By kind of op, how it may run, the table of what that costs, and how parts of its results may be joined.
+    runs_of: dict[int, tuple[tuple[State, ...], bool]] = field(default_factory=dict)
+    """By kind of op, how it may run, and whether parts of its results may be joined by else than sums."""
 
-    The last item says whether parts may be joined by else than sums.
-    """
+    costs_of: dict[tuple[int, int], Floats] = field(default_factory=dict)
+    """By kind of op and identity of its states, what these cost."""
+
+    filled: dict[int, int] = field(default_factory=dict)
+    """By node, the value that it stores and that depends on constants alone."""
 
     sums_of: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
     edges: dict[tuple[int, int], list[tuple[Use, int, int]]] = field(default_factory=dict)
@@ -101,7 +104,7 @@ class Builder(Tables):
 
     def __post_init__(self) -> None:
         graph = self.graph
-        self.sizes = self.model.sizes
+        self.sizes, self.open = self.model.sizes, self.nodes
         self.num_uses = np.bincount(graph.uses, minlength=graph.num_values) + np.bincount(
             graph.returns, minlength=graph.num_values
         )
@@ -117,7 +120,7 @@ class Builder(Tables):
         self.times: list[int] = [*graph.times().tolist(), 1]
         self.in_place = written_in_place(graph)
         self.op_costs = OpCosts(graph, self.model, self.in_memory, self.in_place)
-        self.narrow = narrow(graph, self.model.target)
+        self.narrow, self.order = narrow(graph, self.model.target), Order(graph)
         self.roles = Roles(graph) if any(graph.roles) else None
         self.has_shape = [bool(graph.types[number].shape) for number in self.value_type]
         self.has_several = (self.num_uses > 1).tolist()
@@ -132,9 +135,7 @@ class Builder(Tables):
             taken = graph.return_fixed[argument.alias] if argument.alias is not None else None
             # the result lies as the argument does
             both = taken if limit is None else limit if taken is None else limit & taken
-            node = self.producer[number] = self.store("argument", number, number, both, memories=argument.memories)
-            if HOST in argument.memories and number not in self.op_costs.on_host:
-                self.node_costs[node] = self.visit(node, number)
+            self.producer[number] = self.store("argument", number, number, both, memories=argument.memories)
         for op in range(graph.num_ops):
             cls = graph.classes[self.op_class[op]]
             if cls.name in (WHILE, BARRIER):
@@ -145,10 +146,16 @@ class Builder(Tables):
                 self.op(op)
         for number, value in enumerate(graph.returns):
             self.returned(number, value)
+        return self.priced()
+
+    def priced(self) -> Choice:
+        """Returns the choice problem of the nodes and edges that there are, by the model."""
+        graph = self.graph
+        self.node_costs = [self.node_cost(number) for number in range(len(self.nodes))]
         launch_s = self.model.launch_s(len(graph.arguments) + len(graph.returns))
         if self.nodes and launch_s:  # whatever is chosen, so the first node takes it
             self.node_costs[0] = self.intern(self.tables[self.node_costs[0]] + launch_s)
-        self.windows = windows(graph, self.model, self.fastest_s())
+        self.windows = windows(self.order, self.model, self.fastest_s())
         self.sum_scalars()
         u, v, table = self.edge_tables()
         tables, node_table = tuple(self.tables), np.array(self.node_costs, dtype=np.int64)
@@ -159,10 +166,10 @@ class Builder(Tables):
         """Returns the seconds of each op in a step, where it runs in the fastest way [ops]."""
         found, fastest = [0.0] * self.graph.num_ops, dict[int, float]()
         for op, node in self.node_of_op.items():
-            table = self.node_costs[node]
-            if table not in fastest:
-                fastest[table] = float(self.tables[table].min())
-            found[op] = fastest[table]
+            kind = self.kind_of[op]
+            if kind not in fastest:
+                fastest[kind] = float(self.cost_of(op, self.open[node].states).min())
+            found[op] = fastest[kind]
         return found
 
     def sum_scalars(self) -> None:
@@ -214,6 +221,19 @@ class Builder(Tables):
         narrow.nodes, narrow.tables, narrow.alike, narrow.own, narrow.memo = nodes, [], {}, {}, {}
         return narrow
 
+    def on_devices(self, model: CostModel, states: Ints) -> Choice:
+        """Returns the choice problem of the one choice `states` [nodes] on devices of another model.
+
+        Its axes have the same sizes.
+        """
+        one = self.narrowed(states)
+        one.model, one.narrow = model, narrow(self.graph, model.target)
+        one.op_costs = OpCosts(self.graph, model, self.in_memory, self.in_place)
+        if bool(one.op_costs.near_bytes) != bool(self.op_costs.near_bytes):  # which ops are alike hangs on it
+            one.kind_of = one.kinds()
+        one.costs_of, one.longest = {}, {}
+        return one.priced()
+
     def coordinates(self) -> tuple[Ints, ...]:
         """Returns what each state of each node chooses along each axis: how an op runs, or how a value is stored."""
         known: dict[int, Ints] = {}
@@ -233,10 +253,9 @@ class Builder(Tables):
 
     # Nodes
 
-    def add(self, node: Node, cost: int) -> int:
-        """Adds a node with a table of costs; returns its number."""
+    def add(self, node: Node) -> int:
+        """Adds a node; returns its number."""
         self.nodes.append(node)
-        self.node_costs.append(cost)
         return len(self.nodes) - 1
 
     def store(
@@ -263,10 +282,27 @@ class Builder(Tables):
             if not left:
                 raise ContradictionError(value, by_role=bool(specs))
             self.states_of[key] = tuple([_storage(spec, memory) for memory in memories for spec in left])
-        options = self.states_of[key]
-        return self.add(
-            Node(kind, number, options), self.remembered(("zero", len(options)), lambda: np.zeros(len(options)))
-        )
+        return self.add(Node(kind, number, self.states_of[key]))
+
+    def node_cost(self, number: int) -> int:
+        """Returns the table of what the states of a node cost, edges apart."""
+        node, states = self.nodes[number], self.nodes[number].states
+        if node.kind == "op":
+            op = node.number
+            return self.remembered(("op", self.kind_of[op], id(states)), lambda: self.cost_of(op, states))
+        zero = self.remembered(("zero", len(states)), lambda: np.zeros(len(states)))
+        if number in self.filled:
+            return self.fill(number, self.filled[number])
+        if node.kind == "argument" and node.number not in self.op_costs.on_host:
+            return self.visit(number, node.number) if HOST in self.graph.arguments[node.number].memories else zero
+        return zero
+
+    def cost_of(self, op: int, states: tuple[State, ...]) -> Floats:
+        """Returns the seconds of an op in some states [states], the same object for ops of a kind."""
+        key = self.kind_of[op], id(states)
+        if key not in self.costs_of:
+            self.costs_of[key] = self.times[op] * np.array([self.op_costs.state_s(op, state) for state in states])
+        return self.costs_of[key]
 
     def returned(self, number: int, value: int) -> None:
         """Adds the way of a value out of the function."""
@@ -287,7 +323,7 @@ class Builder(Tables):
                 partial = tuple(range(len(self.sizes))) if self.starts_a_sum(op, source) else ()
                 node = self.producer[value] = self.store("value", value, value, self.graph.fixed.get(value), partial)
                 if self.producer[source] < 0 and value not in self.op_costs.on_host:
-                    self.node_costs[node] = self.fill(node, value)
+                    self.filled[node] = value
         self.carry(op, carried)
 
     def fill(self, node: int, value: int) -> int:
@@ -365,8 +401,8 @@ class Builder(Tables):
         kind = self.kind_of[op]
         if kind not in self.runs_of:
             self.runs_of[kind] = self.runs(op, operands)
-        options, cost, is_joined = self.runs_of[kind]
-        node = self.node_of_op[op] = self.add(Node("op", op, options), cost)
+        options, is_joined = self.runs_of[kind]
+        node = self.node_of_op[op] = self.add(Node("op", op, options))
         for position, value in enumerate(operands):
             if self.has_shape[value] and self.producer[value] >= 0:
                 self.use(value, node, position, op)
@@ -377,11 +413,10 @@ class Builder(Tables):
                 self.use(value, stored, 0, op)
                 self.producer[value], self.offset[value] = stored, 0
 
-    def runs(self, op: int, operands: Sequence[int]) -> tuple[tuple[State, ...], int, bool]:
+    def runs(self, op: int, operands: Sequence[int]) -> tuple[tuple[State, ...], bool]:
         """Returns what `runs_of` has of an op."""
         options = self.op_states(op, tuple([self.producer[v] >= 0 for v in operands]), self.batch_factors(op))
-        cost = self.intern(self.times[op] * np.array([self.op_costs.state_s(op, state) for state in options]))
-        return options, cost, any(state.monoid != "add" for state in options)
+        return options, any(state.monoid != "add" for state in options)
 
     def sums(self, options: tuple[State, ...], offset: int) -> tuple[int, ...]:
         """Returns the axes along which some state leaves a result as a partial sum."""
@@ -414,11 +449,9 @@ class Builder(Tables):
         source = self.producer[value]
         swapped = source > target
         pair = (target, source) if swapped else (source, target)
-        is_op = self.nodes[target].kind == "op"
-        is_narrow = self.narrow.is_moved(value, time if is_op else None)
         times = self.times_moved(value, time)
         stays = value in self.op_costs.on_host  # no collective reads host memory
-        use = Use(swapped, self.offset[value], operand, self.value_type[value], times, is_narrow, stays)
+        use = Use(swapped, self.offset[value], operand, self.value_type[value], times, stays)
         self.edges.setdefault(pair, []).append((use, value, time))
         self.copies.append((pair, use, value, time))
 
@@ -466,8 +499,9 @@ class Builder(Tables):
         if window is not None and window.seconds:
             seconds = inf if window.seconds >= self.longest_s(use) else round(window.seconds, _DIGITS)
             window = window._replace(seconds=seconds)
+        is_narrow = self.narrow.is_moved(value, time if is_op else None)
         is_fetched = is_op and self.op_costs.is_fetched(value, time)
-        return Way(use, window, is_fetched, is_end and self.op_costs.near_bytes > 0)
+        return Way(use, window, is_narrow, is_fetched, is_end and self.op_costs.near_bytes > 0)
 
     def longest_s(self, use: Use) -> float:
         """Returns seconds that no way of a value of a use's type takes."""
@@ -483,7 +517,7 @@ class Builder(Tables):
         rows, columns = ({spec: place for place, spec in enumerate(dict.fromkeys(specs))} for specs in (given, needed))
         kind = self.graph.types[use.type]
         seconds = reshard_seconds(
-            self.model, kind, list(rows), list(columns), is_narrow=use.is_narrow, window=way.window
+            self.model, kind, list(rows), list(columns), is_narrow=way.is_narrow, window=way.window
         )
         for is_moved, moved_s in ((way.is_fetched, self.op_costs.fetch_s), (way.is_returned, self.op_costs.write_s)):
             if is_moved:

@@ -18,10 +18,7 @@ import numpy as np
 
 from rhino.ir.arrays import Floats, Ints
 from rhino.ir.cluster.hardware import Line as Link
-from rhino.ir.graph.graph import Loop
-from rhino.strategies.choice.sharding_plan import ShardingPlan
-from rhino.strategies.choice.sharding_plan_costs import local_bytes, runs_alone
-from rhino.strategies.cost.cost_model import CostModel
+from rhino.strategies.choice.sharding_plan_costs import Sharded
 from rhino.strategies.pipeline.activation_stash import Handing
 from rhino.strategies.pipeline.schedules.base import Order
 from rhino.strategies.pipeline.split_backward_cost import split_backward_cost
@@ -44,24 +41,10 @@ from rhino.strategies.pipeline.stages.stage_graph import UnlikeDevices, make_sta
 from rhino.strategies.pipeline.stages.stage_problem import RematSteps, StageProblem
 from rhino.strategies.pipeline.stages.stage_remat import stage_remat
 from rhino.strategies.pipeline.step_time import StageTimes, step_seconds
-from rhino.strategies.structure.training_phases import parts_of
+from rhino.strategies.structure.training_phases import TrainingPhases, parts_of
 
 FITTINGS: Final = 4
 """How often a cut is corrected by what its programs are estimated to need."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Sharded:
-    """A sharded step as its stages see it.
-
-    Shapes: `seconds` [ops], per step. `total_s` is the cost of the whole step.
-    """
-
-    plan: ShardingPlan
-    model: CostModel
-    loop: Loop
-    seconds: Floats
-    total_s: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,16 +84,16 @@ class StageEstimates:
     ) -> None:
         plan, self.unlike = sharded.plan, unlike
         self.sharded, self.num_micro_batches, self.tolerances = sharded, num_micro_batches, sorted(tolerances)
-        value_bytes, alone = local_bytes(plan), runs_alone(plan)
+        assert sharded.loop is not None, "a pipeline has micro-batches"
         parts = parts_of(plan.graph, sharded.loop, sharded.seconds)
-        self.handing = Handing(plan.graph, parts, value_bytes * plan.graph.copies(), alone)
+        self.handing = _handing(sharded, parts)
         apart = split_backward_cost(plan, sharded.model, self.handing)
         self.staging = make_staging(
             plan.graph,
             parts,
             1,
             num_micro_batches,
-            value_bytes=value_bytes,
+            value_bytes=sharded.value_bytes,
             link=link,
             handing=self.handing,
             apart=apart,
@@ -126,14 +109,10 @@ class StageEstimates:
         self.pieces_between: dict[frozenset[int], list[Stretches]] = {}
         self.on_meshes = tuple(dict.fromkeys(on_meshes)) or (sharded,)
         self.mesh_of = [self.on_meshes.index(one) for one in on_meshes]  # by group
-        self.handings = [self._handing(one.plan) for one in self.on_meshes] if on_meshes else [self.handing]
+        self.handings = [_handing(one, parts) for one in self.on_meshes] if on_meshes else [self.handing]
         self.temporaries: list[dict[object, float]] = [{} for _ in self.on_meshes]
         self.found: dict[tuple[int, tuple[int, ...]], tuple[StageEstimate, ...]] = {}
         self.steps: dict[int, RematSteps] = {}
-
-    def _handing(self, plan: ShardingPlan) -> Handing:
-        """Returns what the forward pass stashes for the backward pass where the step is sharded by `plan`."""
-        return Handing(plan.graph, self.staging.parts, local_bytes(plan) * plan.graph.copies(), runs_alone(plan))
 
     def cuts(self, rank_of: Sequence[int]) -> tuple[StageEstimate, ...]:
         """Returns the cuts in stages on ranks `rank_of` [stages] that are the best within some tolerance.
@@ -259,6 +238,12 @@ class StageEstimates:
                 assert best is not None, "the least limit is one under which a cut exists"
                 yield self.lines[number].stages(problem, best[1])
                 taken.append((moved, work_s))
+
+
+def _handing(sharded: Sharded, parts: TrainingPhases) -> Handing:
+    """Returns what the forward pass stashes for the backward pass where the step is so sharded."""
+    graph = sharded.plan.graph
+    return Handing(graph, parts, sharded.value_bytes * graph.copies(), sharded.is_alone)
 
 
 def _pieces(problem: StageProblem, line: Line) -> Stretches:

@@ -8,7 +8,7 @@ from rhino.ir.graph.spec import PARTIAL, REPLICATED, all_specs, split
 from rhino.strategies.cost.buckets import packing_of
 from rhino.strategies.cost.compiled_step import compiled_step
 from rhino.strategies.cost.cost_model import CostModel, Window, collective_s, reshard_seconds, step_seconds
-from rhino.strategies.cost.overlap import windows
+from rhino.strategies.cost.overlap import Order, windows
 from rhino.strategies.cost.reshard import moves
 from rhino.strategies.cost.target import TARGETS
 
@@ -55,7 +55,7 @@ def model_of(platform, shape=(8,)):
 
 def found(platform="tpu"):
     graph = program_of(STEP).graph
-    return graph, windows(graph, model_of(platform), SECONDS)
+    return graph, windows(Order(graph), model_of(platform), SECONDS)
 
 
 def window_s(windows_, value, reader):
@@ -87,7 +87,7 @@ def test_a_new_weight_is_gathered_until_the_next_gradient_is_there_unless_reduct
 def test_gpus_join_collectives_up_to_a_threshold_or_all_that_there_is():
     batch = 8192 * 1024 * 4
     assert set(found("gpu")[1].joined_bytes) == {min(30 << 20, 3 * WHOLE + batch)}
-    small = windows(program_of(STEP.replace("8192x", "8x")).graph, model_of("gpu"), SECONDS)
+    small = windows(Order(program_of(STEP.replace("8192x", "8x")).graph), model_of("gpu"), SECONDS)
     assert set(small.joined_bytes) == {3 * WHOLE + batch // 1024}
 
 
@@ -98,7 +98,7 @@ def test_tpus_join_small_collectives_up_to_a_bucket_or_all_small_ones_that_there
     assert packing is not None
     rows = packing.item_bytes // (1024 * 4)  # of the batch: as many as may be joined
     graph = program_of(STEP.replace("8192x", f"{rows}x")).graph
-    windows_ = windows(graph, model, SECONDS)
+    windows_ = windows(Order(graph), model, SECONDS)
     assert packing.item_bytes < WHOLE
     assert [windows_.joined_bytes[value] for value in (0, W1)] == [rows * 1024 * 4, 0]
     assert [window_s(windows_, W1, op) for op in (0, 1)] == [0.0, 11.0 if cluster == "tpu" else 0.0]
@@ -107,7 +107,7 @@ def test_tpus_join_small_collectives_up_to_a_bucket_or_all_small_ones_that_there
 def test_what_is_joined_waits_for_the_other_gradients():
     tiny = STEP.replace("1024x1024", "64x64").replace("8192x1024", "8192x64")
     graph = program_of(tiny).graph
-    windows_ = windows(graph, model_of("tpu"), SECONDS)
+    windows_ = windows(Order(graph), model_of("tpu"), SECONDS)
     assert [window_s(windows_, graph.results(op)[0], None) for op in (5, 7, 9, 12, 11, 10)] == [0.0] * 6
 
 
@@ -119,7 +119,7 @@ def test_what_products_give_each_other_is_waited_for():
 def test_hosts_join_sums_alone_and_hide_nothing():
     model = model_of("cpu8", (4,))
     graph = program_of(STEP).graph
-    windows_ = windows(graph, model, SECONDS)
+    windows_ = windows(Order(graph), model, SECONDS)
     assert set(windows_.joined_bytes) == {3 * WHOLE + 8192 * 1024 * 4}
     gradient = graph.results(5)[0]
     window, kind = windows_.window(gradient, None), graph.type_of(gradient)
@@ -159,7 +159,7 @@ def test_a_loss_is_summed_with_the_gradients_and_norms_by_themselves():
     text = SCALARS.replace(FORWARD, FORWARD + "".join(BACKWARD.splitlines(keepends=True)[:3]))
     graph = program_of(text).graph
     model = model_of("cpu8")
-    windows_ = windows(graph, model, [0.0] * graph.num_ops)
+    windows_ = windows(Order(graph), model, [0.0] * graph.num_ops)
     loss, *norms = [graph.results(op)[0] for op in range(graph.num_ops) if graph.cls(op).name == "stablehlo.reduce"]
     everything = windows_.joined_bytes[graph.results(0)[0]]
     assert everything > WHOLE
@@ -202,7 +202,7 @@ def test_the_windows_of_a_loop_are_those_of_a_trip():
     graph = program_of(LOOP).graph
     names = [graph.cls(op).name.removeprefix("stablehlo.") for op in range(graph.num_ops)]
     seconds = [4.0 * {"dot_general": 10, "dynamic_slice": 1}.get(name, 0) for name in names]
-    windows_ = windows(graph, model_of("tpu"), seconds)
+    windows_ = windows(Order(graph), model_of("tpu"), seconds)
     for name, position in (("reshape", 0), ("dot_general", 1)):  # wherever a weight is gathered on its way
         readers = [op for op, own in enumerate(names) if own == name]
         weights = [graph.operands(op).tolist()[position] for op in readers]
@@ -260,7 +260,7 @@ def test_what_is_left_of_gathers_is_what_a_tpu_waits_for():
     cluster, model = load_cluster("v5e-8"), model_of("tpu")
     graph, target = program_of(LAYERS, 8).graph, TARGETS["tpu"]
     product_s = 2 * 1024**3 / target.product_flops_per_s(cluster.device, "f32", "default")
-    windows_ = windows(graph, model, [product_s, 0, product_s, 0, product_s])
+    windows_ = windows(Order(graph), model, [product_s, 0, product_s, 0, product_s])
     (gather,) = moves(1024 * 1024 * 4, 2, split(0), REPLICATED, (8,))
     left = [
         step_seconds(model, graph.type_of(value), [gather.narrowed()], windows_.window(value, op))[0]

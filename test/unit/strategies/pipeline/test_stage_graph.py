@@ -15,7 +15,7 @@ from rhino.ir.program.program import Program
 from rhino.passes.base import Remarks
 from rhino.passes.frontend.normalize import Normalize
 from rhino.passes.pipeline.pipeline_stages import PipelineStages, StageCut
-from rhino.passes.pipeline.sharded_step import sharded_figures
+from rhino.passes.pipeline.sharded_step import sharded_step
 from rhino.passes.sharding.choose_shardings import ChooseShardings, ShardingChoice
 from rhino.passes.textual_pipelines import build_pass_manager
 from rhino.passes.unsharded import unsharded_program
@@ -98,7 +98,7 @@ def weights(count, width=WIDTH):
 def staging_of(text, link=None) -> tuple[Program, object]:
     module = module_of(text).operation
     with context(), ir.Location.unknown(), unsharded_program(module, Remarks()) as program:
-        seconds = sharded_figures(program, module, load_cluster("v100x8")).seconds
+        seconds = sharded_step(program, module, load_cluster("v100x8")).seconds
         parts = parts_of(program.graph, program.graph.loops[0], seconds)
         return program, make_staging(program.graph, parts, 2, MICRO_BATCHES, link=link)
 
