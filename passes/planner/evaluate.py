@@ -41,7 +41,7 @@ from rhino.passes.pipeline.rematerialize import Rematerialize, Rematerializer
 from rhino.passes.pipeline.sharded_step import micro_batch_seconds, unlike_devices
 from rhino.passes.pipeline.split_scans import SplitScans, find_layers
 from rhino.passes.planner.choose_layouts import viewed_copy
-from rhino.passes.planner.evaluate_ranks import OnMesh, UnlikeRanks, on_mesh, unlike_ranks
+from rhino.passes.planner.evaluate_ranks import OnMesh, RankLook, UnlikeRanks, on_mesh, rank_look
 from rhino.passes.planner.setup import Setup
 from rhino.passes.planner.staged_outcomes import (
     PlacedSteps,
@@ -152,6 +152,8 @@ class Evaluator:
     programs: dict[_Key, tuple[ir.Module, Program]] = field(default_factory=dict)
     kept: tuple[_Key, dict[tuple[int, ...], tuple[tuple[ir.Module, Program], OnMesh]]] | None = None
     """The step that was last asked for on ranks of unlike meshes, with what is known of it on each."""
+    look: tuple[tuple[_Key, tuple[tuple[int, ...], ...]], RankLook | None] | None = None
+    """The last look at ranks of unlike meshes: of which step, and on which meshes."""
 
     ops_read: int = 0
     dividers: dict[bytes, Divider] = field(default_factory=dict)
@@ -256,12 +258,15 @@ class Evaluator:
         Loops over layers are cut as for so many equal stages as `SCREENED`.
         """
         config = PlanConfig(SCREENED, (1,), request.micro_batches, request.remat)
-        parts: dict[tuple[int, ...], OnMesh] = {}
-        with self.context:
-            for mesh in request.meshes:
-                with suppress(RhinoError):  # constraints may not hold on a mesh
-                    parts[mesh] = self.on_mesh(config, mesh)
-            return unlike_ranks(parts, self.setup, self.cluster, request, cutoff_s)
+        key = self.key_of(config), request.meshes
+        if self.look is None or self.look[0] != key:
+            parts: dict[tuple[int, ...], OnMesh] = {}
+            with self.context:
+                for mesh in request.meshes:
+                    with suppress(RhinoError):  # constraints may not hold on a mesh
+                        parts[mesh] = self.on_mesh(config, mesh)
+                self.look = key, rank_look(parts, self.setup, self.cluster, request.micro_batches)
+        return self.look[1].found(request, cutoff_s) if self.look[1] else []
 
     def program(self, config: PlanConfig, mesh: Mesh) -> tuple[ir.Module, Program]:
         """Returns the step of a configuration on the mesh of a rank, which lasts as long as its module.

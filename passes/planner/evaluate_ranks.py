@@ -234,41 +234,40 @@ def _kinds(cluster: Cluster, meshes: Mapping[Shape, CostModel], budget_bytes: fl
     return found
 
 
-def unlike_ranks(
-    parts: Mapping[Shape, OnMesh], setup: Setup, cluster: Cluster, request: Screening, below_s: float
-) -> Found:
-    """Returns configurations that may take less than `below_s`, whose ranks have any of some meshes.
-
-    Each comes with about what it takes, without regard to memory but for what the screen counts, best first.
-    """
+def rank_look(parts: Mapping[Shape, OnMesh], setup: Setup, cluster: Cluster, micro_batches: int) -> RankLook | None:
+    """Returns the look at ranks of some meshes, those on which the step can be sharded; None where it can on none."""
     begun: dict[Shape, Sharded] = {}
     for mesh, part in parts.items():
         part.search.begin()
         if part.search.first is not None and part.search.first.value < inf:
             begun[mesh] = part.sharded(part.search.first.states)
     if not begun:
-        return []
+        return None
     kinds = _kinds(cluster, {mesh: one.model for mesh, one in begun.items()}, setup.budget_bytes)
-    looked = _Looked(request, setup, cluster, kinds, [begun[kind.mesh] for kind in kinds])
-    looked.look(below_s)
-    found = {looked.config(ranks): step_s for ranks, step_s in looked.known.items()}
-    return sorted([(step_s, config) for config, step_s in found.items() if config.meshes and step_s < below_s])
+    return RankLook(setup, cluster, kinds, [begun[kind.mesh] for kind in kinds], micro_batches)
 
 
 @dataclass(eq=False)
-class _Looked:
-    """Ranks of some `kinds` that were looked at, each by the number of its kind, and about what a step takes on them.
+class RankLook:
+    """About what a step takes on ranks of some `kinds`, each by the number of its kind, in so many micro-batches.
 
-    The step is `sharded` for each kind.
+    The step is `sharded` for each kind, without regard to memory but for what the screen counts.
     """
 
-    request: Screening
     setup: Setup
     cluster: Cluster
     kinds: Sequence[_Kind]
     sharded: Sequence[Sharded]
-    known: dict[tuple[int, ...], float] = field(default_factory=dict)
+    micro_batches: int
+    steps: dict[tuple[int, ...], float] = field(default_factory=dict)
+    least: dict[tuple[int, ...], float] = field(default_factory=dict)
     on_links: dict[Line, StageEstimates] = field(default_factory=dict)
+
+    def found(self, request: Screening, below_s: float) -> Found:
+        """Returns configurations that may take less than `below_s`, each with about what it takes, best first."""
+        known = self.looked_at(request, below_s)
+        found = {self.config(ranks, request.remat): step_s for ranks, step_s in known.items()}
+        return sorted([(step_s, config) for config, step_s in found.items() if config.meshes and step_s < below_s])
 
     @cached_property
     def unlike(self) -> UnlikeDevices:
@@ -281,50 +280,67 @@ class _Looked:
         """Returns the cuts on ranks of so many devices, of which those on the same links share what is known."""
         link = link_between(self.cluster, sizes)
         if link not in self.on_links:
-            own = self.sharded[0], self.request.micro_batches, link, self.setup.tolerances
+            own = self.sharded[0], self.micro_batches, link, self.setup.tolerances
             self.on_links[link] = StageEstimates(*own, self.unlike, self.sharded)
         return self.on_links[link]
 
-    def config(self, ranks: Sequence[int]) -> PlanConfig:
+    def config(self, ranks: Sequence[int], remat: float) -> PlanConfig:
         """Returns the configuration of ranks."""
-        return on_meshes([self.kinds[one].mesh for one in ranks], self.request.micro_batches, self.request.remat)
+        return on_meshes([self.kinds[one].mesh for one in ranks], self.micro_batches, remat)
 
-    def step_s(self, ranks: tuple[int, ...]) -> float:
-        """Returns about what a step takes on ranks."""
-        if ranks not in self.known:
-            cuts = self.estimates([prod(self.kinds[one].mesh) for one in ranks]).on(ranks)
-            step = staged_step(self.config(ranks), self.schedules, cuts, lambda _: 0.0, (), 0.0)
-            self.known[ranks] = min((row[0] for row in (*step.timed, *step.ahead)), default=inf)
-        return self.known[ranks]
+    def step_s(self, ranks: tuple[int, ...], below_s: float) -> float:
+        """Returns about what a step takes on ranks, or if that is not less than `below_s` something that is not."""
+        if ranks in self.steps or self.least.get(ranks, 0.0) >= below_s:
+            return self.steps.get(ranks, inf)
+        cuts, every = self.estimates([prod(self.kinds[one].mesh) for one in ranks]).on(ranks), range(len(ranks))
+        if ranks not in self.least:
+            self.least[ranks] = cuts.least_s(every)
+        if self.least[ranks] >= below_s:
+            return inf
+        step = staged_step(self.config(ranks, 0.0), self.schedules, cuts, lambda _: 0.0, (), 0.0)
+        self.steps[ranks] = min((row[0] for row in (*step.timed, *step.ahead)), default=inf)
+        return self.steps[ranks]
 
     @cached_property
     def schedules(self) -> Sequence[str]:
         """The schedules by which ranks are compared: those that do not run ahead, if there are any."""
         return [name for name in self.setup.schedules if not SCHEDULES[name].runs_ahead] or self.setup.schedules
 
-    def look(self, below_s: float) -> None:
-        """Looks at what a screen finds, and from the best of that at neighbours, as long as these are better.
-
-        That is not done from what takes `below_s` or longer. Or looks at what moves on single stages lead to.
-        """
-        count, stages = self.cluster.num_devices, self.request.stages
+    @cached_property
+    def line(self) -> ScreenedLine:
+        """The step on the line that a screen cuts."""
+        count = self.cluster.num_devices
         kinds = [RankKind(prod(kind.mesh), kind.starts, kind.budget_bytes) for kind in self.kinds]
-        inner, outer = link_between(self.cluster, (1, 1)), link_between(self.cluster, (count // 2, count // 2))
-        between = self.cluster.levels[-1].size, inner, outer
-        estimates = self.estimates((count // 2, count // 2))
-        line = ScreenedLine(estimates, kinds, count, Nodes(*between))
-        if self.request.by_moves:
+        halves = (count // 2, count // 2)
+        inner, outer = link_between(self.cluster, (1, 1)), link_between(self.cluster, halves)
+        nodes = Nodes(self.cluster.levels[-1].size, inner, outer)
+        return ScreenedLine(self.estimates(halves), kinds, count, nodes)
+
+    def looked_at(self, request: Screening, below_s: float) -> dict[tuple[int, ...], float]:
+        """Returns about what a step takes on ranks that were looked at, infinite where that is not below `below_s`.
+
+        These are what a screen finds, and from the best of that neighbours, as long as these are better; that is not
+        done from what takes `below_s` or longer. Or what moves on single stages lead to.
+        """
+        recomputes, known = self.setup.recomputes, dict[tuple[int, ...], float]()
+
+        def step_s(ranks: tuple[int, ...]) -> float:
+            known[ranks] = self.step_s(ranks, below_s)
+            return known[ranks]
+
+        if request.by_moves:
             meshes = [kind.mesh for kind in self.kinds]
-            for ranks in moved_ranks(line, meshes, stages, recomputes=self.setup.recomputes):
-                self.step_s(ranks)
-            return
-        found = screen(line, stages, recomputes=self.setup.recomputes)
-        for start in sorted(found, key=self.step_s)[:STARTS]:
+            for ranks in moved_ranks(self.line, meshes, request.stages, recomputes=recomputes):
+                step_s(ranks)
+            return known
+        found = screen(self.line, request.stages, recomputes=recomputes)
+        for start in sorted(found, key=step_s)[:STARTS]:
             best: tuple[int, ...] | None = start
-            while best is not None and self.step_s(best) < below_s and len(self.known) < MOST_LOOKED:
-                near = [one for one in neighbours(best, kinds) if len(one) in stages]
-                better = min(near[: MOST_LOOKED - len(self.known)], key=self.step_s, default=best)
-                best = better if self.step_s(better) < self.step_s(best) else None
+            while best is not None and step_s(best) < below_s and len(known) < MOST_LOOKED:
+                near = [one for one in neighbours(best, self.line.kinds) if len(one) in request.stages]
+                better = min(near[: MOST_LOOKED - len(known)], key=step_s, default=best)
+                best = better if step_s(better) < step_s(best) else None
+        return known
 
 
 def on_mesh(mesh: Shape, program: Program, cluster: Cluster, limits: Limits, budget_bytes: float) -> OnMesh:

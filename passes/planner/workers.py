@@ -59,11 +59,14 @@ class _Worker:
     has_read: set[tuple[int, float]] = field(default_factory=set)
     """The steps that the process had to read."""
 
+    has_screened: set[tuple[int, float]] = field(default_factory=set)
+    """The steps that the process has screened, which is mostly to shard them."""
+
     def send(self, request: Request) -> None:
         """Has the process evaluate a configuration."""
         self.line.send(request)
         self.request = request
-        self.has_read.add(_step_of(request))
+        (self.has_screened if isinstance(request[0], Screening) else self.has_read).add(_step_of(request))
 
     def answer(self) -> tuple[Request, Any]:
         """Returns what was asked last, and what that comes to."""
@@ -118,7 +121,11 @@ class Workers:
         return found
 
     def screen(self, requests: Sequence[Screening], cutoff_s: float = inf) -> list[Found]:
-        """Returns what each screening finds that takes less than `cutoff_s`."""
+        """Returns what each screening finds that takes less than `cutoff_s`.
+
+        Meanwhile nothing is begun that is foreseen: its outcome would be of no use where something better is found.
+        """
+        self.foreseen = ()
         found: list[Found] = self._answers(requests, cutoff_s)
         return found
 
@@ -162,17 +169,25 @@ class Workers:
         """Returns what a process does next.
 
         Among waiting configurations it prefers those whose step it has read, and takes those whose step another process
-        has read last. If none waits, it takes a foreseen configuration with no outcome yet, first one whose step it has
-        read; its outcome is of use while the cutoff is the same. For other foreseen configurations it makes and reads
-        the step, and no more: a process must not spend long on what may be in vain.
+        has read last. What is screened again waits for the process that has screened it. If none waits, it takes a
+        foreseen configuration with no outcome yet, first one whose step it has read; its outcome is of use while the
+        cutoff is the same. For other foreseen configurations it makes and reads the step, and no more: a process must
+        not spend long on what may be in vain.
         """
         at = [worker.request for worker in self.workers if worker.request is not None]
-        read_by_others = {step for worker in self.workers if worker is not free for step in worker.has_read}
+        others = [worker for worker in self.workers if worker is not free]
+        read_by_others = {step for worker in others for step in worker.has_read}
+        screened_by_others = {step for worker in others for step in worker.has_screened} - free.has_screened
 
         def turn(one: Request) -> int:
             return 0 if _step_of(one) in free.has_read else 2 if _step_of(one) in read_by_others else 1
 
-        for one in sorted((one for one in waiting if one not in at), key=turn):
+        open_ = [
+            one
+            for one in waiting
+            if one not in at and not (isinstance(one[0], Screening) and _step_of(one) in screened_by_others)
+        ]
+        for one in sorted(open_, key=turn):
             return one
         self.foreseen = tuple(self.foreseen)
         running = [config for config, _ in at]

@@ -46,7 +46,15 @@ from rhino.strategies.autotune.base import (
     Strategy,
     bound_by_memory,
 )
-from rhino.strategies.autotune.moves import Resource, balanced, is_legal, moves, recompute_less, recompute_more
+from rhino.strategies.autotune.moves import (
+    RESOURCES,
+    Resource,
+    balanced,
+    is_legal,
+    moves,
+    recompute_less,
+    recompute_more,
+)
 
 HOPS: Final = 2
 """Primitives in a row of which only the last need pay: MaxHops."""
@@ -119,8 +127,8 @@ class _Alleviation:
         if hops == HOPS:
             return None
         self.unexplored.pop(now.config, None)
-        for resource in self.bottleneck(now):
-            found = self.relieved(now.config, resource)
+        for lacking in self.bottlenecks(now):
+            found = self.relieved(now.config, lacking)
             if found and rank_of(found[0]) < start:
                 return found[0]
             for one in found:
@@ -130,25 +138,26 @@ class _Alleviation:
                     return better
         return None
 
-    def bottleneck(self, now: Outcome) -> list[Resource | None]:
-        """Returns the resources that a configuration lacks (heuristics 1 and 2).
+    def bottlenecks(self, now: Outcome) -> list[tuple[Resource, ...]]:
+        """Returns the resources that a configuration lacks (heuristics 1 and 2), one after the other.
 
-        The resource comes first that takes most beyond what it need take.
+        The resource comes first that takes most beyond what it need take. Of what was cut off that is not known, but
+        for memory: where that does not bind, to relieve it is of no use.
         """
         if not isinstance(now, Estimate):
-            return ["memory"] if now.by_memory else [None]
+            return [("memory",) if now.by_memory else tuple([one for one in RESOURCES if one != "memory"])]
         uses = _uses(now)
         known = [_uses(one) for one in self.seen.values() if isinstance(one, Estimate)]
         excess = {name: seconds - min(one[name] for one in known) for name, seconds in uses.items()}
-        order: list[Resource] = sorted(
+        order = sorted(
             (name for name, seconds in uses.items() if seconds > 0), key=lambda name: (-excess[name], -uses[name])
         )
-        return list(order)
+        return [(name,) for name in order]
 
-    def relieved(self, config: PlanConfig, resource: Resource | None) -> list[Outcome]:
-        """Returns what the primitives that relieve a resource lead to, best first."""
+    def relieved(self, config: PlanConfig, lacking: tuple[Resource, ...]) -> list[Outcome]:
+        """Returns what the primitives that relieve some resources lead to, best first."""
         space = self.trials.space
-        found = self.evaluated(self.enlarged(moves(space, config, resource)))
+        found = self.evaluated(self.enlarged(moves(space, config, lacking)))
         fitted = [
             to
             for one in found

@@ -22,10 +22,10 @@ stands beside its three resources: with stages that are even it is most of what 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from math import log2, prod
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from rhino.strategies.autotune.base import PlanConfig, Space
 
@@ -99,9 +99,13 @@ PRIMITIVES: Final = (
 """Every kind of move."""
 
 
-def moves(space: Space, config: PlanConfig, resource: Resource | None = None) -> list[PlanConfig]:
-    """Returns where the primitives that relieve a resource lead, or all of them; each configuration once."""
-    taken = [one for one in PRIMITIVES if resource is None or resource in one.relieves]
+RESOURCES: Final[tuple[Resource, ...]] = get_args(Resource)
+"""What a configuration may lack."""
+
+
+def moves(space: Space, config: PlanConfig, lacking: Collection[Resource] = RESOURCES) -> list[PlanConfig]:
+    """Returns where the primitives lead that relieve any of some resources; each configuration once."""
+    taken = [one for one in PRIMITIVES if not set(lacking).isdisjoint(one.relieves)]
     return [
         one
         for one in dict.fromkeys(to for primitive in taken for to in primitive.apply(space, config))

@@ -8,15 +8,16 @@ part on a device.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import inf
 from typing import Final
 
 import numpy as np
 
-from rhino.ir.arrays import Floats, Ints
+from rhino.ir.arrays import Bools, Floats, Ints
 from rhino.ir.cluster.hardware import Line as Link
 from rhino.strategies.choice.sharding_plan_costs import Sharded
 from rhino.strategies.pipeline.activation_stash import Handing
@@ -25,6 +26,7 @@ from rhino.strategies.pipeline.split_backward_cost import split_backward_cost
 from rhino.strategies.pipeline.stages.balance import awaited_nodes, stage_times
 from rhino.strategies.pipeline.stages.line import (
     Line,
+    StageStretches,
     Stretches,
     crossing_cost,
     cut,
@@ -38,8 +40,8 @@ from rhino.strategies.pipeline.stages.needs import StageNeeds, rank_peaks
 from rhino.strategies.pipeline.stages.places import op_stages
 from rhino.strategies.pipeline.stages.remat_steps import remat_steps
 from rhino.strategies.pipeline.stages.stage_graph import UnlikeDevices, make_staging
-from rhino.strategies.pipeline.stages.stage_problem import RematSteps, StageProblem
-from rhino.strategies.pipeline.stages.stage_remat import stage_remat
+from rhino.strategies.pipeline.stages.stage_problem import ROUNDING, RematSteps, StageProblem
+from rhino.strategies.pipeline.stages.stage_remat import StageRemat, stage_remat
 from rhino.strategies.pipeline.step_time import StageTimes, step_seconds
 from rhino.strategies.structure.training_phases import TrainingPhases, parts_of
 
@@ -47,17 +49,21 @@ FITTINGS: Final = 4
 """How often a cut is corrected by what its programs are estimated to need."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class StageEstimate:
-    """A cut in stages: what they take, and what devices of each need.
+    """A cut in stages: what they take, and what devices of each need, which is found out when it is first asked for.
 
-    Shapes: `needs` [stages], each those of the stage's own mesh; `held_bytes` [stages], what devices hold as the cut
-    counts it.
+    Shapes: `held_bytes` [stages], what devices hold as the cut counts it.
     """
 
     times: StageTimes
-    needs: tuple[StageNeeds, ...]
     held_bytes: Floats
+    find_needs: Callable[[], tuple[StageNeeds, ...]]
+
+    @cached_property
+    def needs(self) -> tuple[StageNeeds, ...]:
+        """What devices need of each stage [stages], each those of the stage's own mesh."""
+        return self.find_needs()
 
     def peak_bytes(self, order: Order, limit_bytes: float = inf) -> tuple[float, ...]:
         """Returns what a device of each rank needs at most [ranks], as `rank_peaks` does."""
@@ -125,6 +131,13 @@ class StageEstimates:
             self.found[key] = tuple([self._estimate(problem, stage) for stage in self._best_on_lines(problem)])
         return self.found[key]
 
+    def least_s(self, rank_of: Sequence[int]) -> float:
+        """Returns what a step takes at least in stages on ranks `rank_of` [stages]: as long as its largest stage."""
+        staging = self.staging.problem
+        problem = replace(staging, num_stages=len(rank_of), group=self._group(rank_of))
+        most_s = min(least_work(problem, self._unpinned(problem, one)) for one in self.pieces)
+        return self.num_micro_batches * most_s * (1 - ROUNDING)
+
     def fitted(self, order: Order, budgets: Sequence[float]) -> StageEstimate | None:
         """Returns the cut by which a step takes least whose stages recompute what their ranks' budgets ask for.
 
@@ -163,9 +176,16 @@ class StageEstimates:
         return self.steps[num_stages]
 
     def _problem(self, rank_of: Sequence[int]) -> StageProblem:
-        group = tuple([self.unlike.group[rank] for rank in rank_of]) if self.unlike else ()
+        group = self._group(rank_of)
         nets = self.staging.nets_between(set(group), self.link)
         return replace(self.staging.problem, num_stages=len(rank_of), group=group, nets=nets)
+
+    def _group(self, rank_of: Sequence[int]) -> tuple[int, ...]:
+        return tuple([self.unlike.group[rank] for rank in rank_of]) if self.unlike else ()
+
+    def _unpinned(self, problem: StageProblem, parts: Stretches) -> StageStretches:
+        """Returns what the stretches of a line take on the devices of a problem, where any may be any stage."""
+        return on_devices(problem, replace(parts, pins=parts.pins * problem.num_stages))
 
     def _pieces_of(self, problem: StageProblem) -> list[Stretches]:
         """Returns what the stretches of all lines take where what is sent is that of the problem."""
@@ -179,13 +199,12 @@ class StageEstimates:
     def _estimate(self, problem: StageProblem, stage: Ints) -> StageEstimate:
         """Returns what stages take and need, where `stage` [nodes] are virtual stages."""
         parts, num_stages, device = self.staging.parts, problem.num_stages, problem.device(stage)
-        by_op = op_stages(replace(self.staging, problem=problem), stage)
-        apply_s = np.zeros(num_stages)
-        seconds = parts.seconds[parts.apply]
+        costly = np.flatnonzero(parts.apply & (parts.seconds != 0))  # each of which is of a node
+        apply_s, on = np.zeros(num_stages), device[self.staging.node[costly]]
+        seconds = parts.seconds[costly]
         if self.unlike:
-            groups = np.array(problem.group)[by_op.device[parts.apply]]
-            seconds = seconds * self.unlike.time_ratio[groups, np.flatnonzero(parts.apply)]
-        np.add.at(apply_s, by_op.device[parts.apply], seconds)
+            seconds = seconds * self.unlike.time_ratio[np.array(problem.group)[on], costly]
+        np.add.at(apply_s, on, seconds)
         # Before the loop, and what costs nothing.
         once_s = self.sharded.total_s - self.num_micro_batches * float(problem.work.sum()) - float(apply_s.sum())
         awaited, remat = awaited_nodes(problem, stage), stage_remat(problem, device)
@@ -193,7 +212,11 @@ class StageEstimates:
             stage_times(problem, stage, awaited, remat.added_s),
             apply_s=tuple((apply_s + max(0.0, once_s) / num_stages).tolist()),
         )
-        kept = problem.kept_memory(device)
+        return StageEstimate(times, remat.held_bytes, lambda: self._needs(problem, stage, awaited, remat))
+
+    def _needs(self, problem: StageProblem, stage: Ints, awaited: Bools, remat: StageRemat) -> tuple[StageNeeds, ...]:
+        """Returns what devices need of each stage [stages]."""
+        by_op = op_stages(replace(self.staging, problem=problem), stage)
         awaited_ops = (self.staging.node >= 0) & awaited[self.staging.node]
         needs = [
             StageNeeds(
@@ -201,15 +224,15 @@ class StageEstimates:
                 handing,
                 by_op,
                 awaited_ops,
-                kept_bytes=tuple(kept.tolist()),
+                kept_bytes=tuple(problem.kept_memory(problem.device(stage)).tolist()),
                 freed_bytes=tuple(remat.freed_bytes.tolist()),
                 again_bytes=tuple(remat.alive_bytes.tolist()),
                 temporaries=temporaries,
             )
             for sharded, handing, temporaries in zip(self.on_meshes, self.handings, self.temporaries, strict=True)
         ]
-        of_stages = [self.mesh_of[problem.group_of(one)] if self.mesh_of else 0 for one in range(num_stages)]
-        return StageEstimate(times, tuple([needs[mesh] for mesh in of_stages]), remat.held_bytes)
+        of_stages = [self.mesh_of[problem.group_of(one)] if self.mesh_of else 0 for one in range(problem.num_stages)]
+        return tuple([needs[mesh] for mesh in of_stages])
 
     def _best_on_lines(self, problem: StageProblem) -> Iterator[Ints]:
         """Yields each node's virtual stage in the best cut of a line within each tolerance, in its best balance.
@@ -217,9 +240,7 @@ class StageEstimates:
         A wider one cannot pay where all that it moves less in a step takes no longer than what its largest stage has
         more to do.
         """
-        pieces = [
-            on_devices(problem, replace(one, pins=one.pins * problem.num_stages)) for one in self._pieces_of(problem)
-        ]  # any may be any stage
+        pieces = [self._unpinned(problem, one) for one in self._pieces_of(problem)]
         least_s = min(least_work(problem, parts) for parts in pieces)
         if least_s == np.inf:
             return

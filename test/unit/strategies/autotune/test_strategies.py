@@ -265,7 +265,7 @@ def test_memory_that_does_not_suffice_is_relieved_first():
     assert isinstance(model.outcome(config), Refused)
     trials = Evaluations(space, model.evaluate)
     alleviate(trials, [config])
-    assert {one.family for one in model.asked[1:4]} <= {one.family for one in moves(space, config, "memory")}
+    assert {one.family for one in model.asked[1:4]} <= {one.family for one in moves(space, config, ("memory",))}
 
 
 def test_meshes_in_one_row_and_numbers_in_between_are_tuned_at_the_end():
