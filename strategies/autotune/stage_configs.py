@@ -13,9 +13,9 @@ does not fit then either. Devices are numbered along the line, `per_node` to a n
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import pairwise
 from math import inf
 from typing import Final, Protocol
@@ -350,27 +350,35 @@ def placed(model: StageModel, config: StageConfig) -> StageConfig | None:
 def balanced(model: StageModel, stages: int) -> StageConfig | None:
     """Returns a configuration to begin with: devices and ops shared evenly, micro-batches as small as they can be.
 
-    Where devices are not a multiple of the stages, early stages have more of them. None where there is none.
+    Devices are as even as they can be where each stage has some that lie together; early stages have more of them
+    where that is all the same. None where there is none.
     """
     micro_batches = model.micro_batches[-1]
     known = [one for one in model.divisions(micro_batches) if one.variant == 0]
-    widths = sorted({one.devices for one in known})
-    place = bisect_left(widths, model.num_devices / stages)
-    for wide, narrow in ((place, place), (place, place - 1)):
-        if not 0 <= narrow <= wide < len(widths):
-            continue
-        over = model.num_devices - widths[narrow] * stages
-        more = widths[wide] - widths[narrow]
-        if over and (not more or over % more or over // more > stages):
-            continue
-        many = over // more if more else 0
-        some = [widths[wide]] * many + [widths[narrow]] * (stages - many)
-        ends = [round(model.num_places * (number + 1) / stages) for number in range(stages)]
-        chosen = [min((one for one in known if one.devices == width), key=_squareness) for width in some]
-        config = StageConfig(micro_batches, tuple([Stage(*one) for one in zip(ends, chosen, strict=True)]))
-        if len({0, *ends}) == stages + 1 and (found := placed(model, config)) is not None:
-            return found
-    return None
+    widths = sorted({one.devices for one in known}, reverse=True)
+    chosen = {width: min((one for one in known if one.devices == width), key=_squareness) for width in widths}
+
+    @cache
+    def most_even(left: int, first: int) -> tuple[int, tuple[int, ...]] | None:
+        """Returns how uneven the devices from one on are on so many stages at least, and how many each has."""
+        if not left:
+            return (0, ()) if first == model.num_devices else None
+        best: tuple[int, tuple[int, ...]] | None = None
+        for width in widths:
+            if first + width > model.num_devices or model.placed(chosen[width], first) is None:
+                continue
+            if (rest := most_even(left - 1, first + width)) is not None:
+                uneven = rest[0] + (width * stages - model.num_devices) ** 2
+                if best is None or uneven < best[0]:
+                    best = uneven, (width, *rest[1])
+        return best
+
+    found = most_even(stages, 0)
+    ends = [round(model.num_places * (number + 1) / stages) for number in range(stages)]
+    if found is None or len({0, *ends}) <= stages:
+        return None
+    each = [Stage(end, chosen[width]) for end, width in zip(ends, found[1], strict=True)]
+    return placed(model, StageConfig(micro_batches, tuple(each)))
 
 
 def _squareness(one: Division) -> tuple[int, Division]:

@@ -73,6 +73,28 @@ def starts(line):
     return [one for one in (balanced(line, count) for count in range(1, line.num_devices + 1)) if one is not None]
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_a_start_is_as_even_as_devices_that_lie_together_allow(seed):
+    """Against all numbers of devices; each may begin at some devices alone, as on groups of unlike sizes."""
+    line, draw = MadeUpLine(0), np.random.default_rng(seed)
+    line.num_devices, known = 6, tuple([Division(1, width) for width in (1, 2, 3, 4)])
+    there = {(one, first) for one in known for first in range(6) if draw.uniform() < 0.6}
+    line.divisions = lambda _: known
+    line.placed = lambda division, first: division if (division, first) in there else None
+    for count in range(1, 7):
+        every = [
+            [one.devices for one in divisions]
+            for divisions in product(known, repeat=count)
+            if sum(one.devices for one in divisions) == 6
+            and all((one, sum(other.devices for other in divisions[:at])) in there for at, one in enumerate(divisions))
+        ]
+        found = balanced(line, count)
+        assert (found is None) == (not every)
+        if found is not None:
+            widths = [one.devices for one in found.divisions]
+            assert widths == min(every, key=lambda own: (sum(one**2 for one in own), [-one for one in own]))
+
+
 @pytest.mark.parametrize("budget_bytes", [200.0, 24.0, 14.0])
 @pytest.mark.parametrize("seed", range(3))
 def test_from_balanced_starts_the_best_of_all_is_found(seed, budget_bytes):
