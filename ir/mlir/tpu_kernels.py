@@ -33,11 +33,11 @@ _COST: Final = "cost_estimate"
 class Window:
     """What a kernel sees of an operand or result: `place` takes a point of the grid and gives the number of the window.
 
-    `shape` is that of the window.
+    `shape` is that of the window, None where `place` gives elements in place of the numbers of blocks.
     """
 
     place: ir.Operation
-    shape: tuple[int, ...]
+    shape: tuple[int, ...] | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,7 +47,7 @@ class Kernel:
     `config` is the call's, `bounds` the sizes of the grid's dims, the last of which changes fastest, `parallel` says
     which of these the kernel's author says are independent. The function `body` takes the point, then the `num_scalars`
     operands that are there whole and beforehand, the other operands, the results, and scratch memory. `windows` are
-    those of the other operands and of the results, None where they are of another form.
+    those of the other operands and of the results, None where the kernel reads memory itself.
     """
 
     module: ir.Module
@@ -118,12 +118,13 @@ def _kernel(module: ir.Module, config: Mapping[str, Any]) -> Kernel | None:
 
 
 def _window(given: ir.Attribute, functions: Mapping[str, ir.Operation]) -> Window | None:
-    """Returns a window, None where it is of elements in place of blocks, or memory that the kernel reads itself."""
+    """Returns a window, None where there is none and the kernel reads the memory itself."""
     parts = entries(given)
-    if parts.keys() - {"pipeline_mode"} != {"transform_indices", "window_bounds"}:
+    if "transform_indices" not in parts:
         return None
     name = ir.FlatSymbolRefAttr(parts["transform_indices"]).value
-    return Window(functions[name], tuple(ir.DenseI64ArrayAttr(parts["window_bounds"])))
+    is_block = parts.keys() - {"pipeline_mode"} == {"transform_indices", "window_bounds"}
+    return Window(functions[name], tuple(ir.DenseI64ArrayAttr(parts["window_bounds"])) if is_block else None)
 
 
 def written(kernel: Kernel, bounds: Sequence[int], scalars: Sequence[tuple[int, ...]]) -> str:

@@ -20,11 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rhino.ir.graph.rules import CallRule, CallWork, owned_rule_text
-from rhino.ir.mlir.bindings import ir
+from rhino.ir.mlir.bindings import ir, stablehlo
 from rhino.ir.mlir.reader import end_of, maker_of, walk
 from rhino.ir.mlir.tpu_kernels import Kernel, Window, parse_kernel, read_kernel, written
 
-_ASKS: Final = re.compile(r"tpu\.(prng_|device_id|core_id|sem_|semaphore|enqueue_|wait_|barrier|delay|log)")
+_ASKS: Final = re.compile(
+    r"tpu\.(prng_|device_id|core_id|iteration_bound|sem_|semaphore|enqueue_|wait_|barrier|delay|log)"
+)
 """Ops whose answer, or whose order, is not that of windows and points alone."""
 _MOST_POINTS: Final = 1 << 22
 _BINARY: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
@@ -41,6 +43,7 @@ _BINARY: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
     "arith.minsi": np.minimum,
 }
 _CASTS: Final = ("arith.index_cast", "arith.extsi", "arith.extui", "arith.trunci")
+_DIVISIONS: Final = ("arith.divui", "arith.remui", "arith.divsi", "arith.remsi", "arith.floordivsi")
 _COMPARED: Final = (np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal)
 _LOAD: Final = "memref.load"
 _STORES: Final = ("tpu.vector_store", "vector.store")
@@ -116,8 +119,9 @@ def fit_kernel(op: ir.Operation) -> None:
         for dim, size in zip(dims, shape, strict=True):
             if dim.parts:
                 grid, least = dim.parts[0]
-                rest = dim.window * prod(found.size(part) for part in dim.parts[1:])
-                counts[grid].add(-(-size // rest) * least)  # the last window may reach over the end
+                count, over = divmod(size, dim.window * prod(found.size(part) for part in dim.parts[1:]))
+                is_part = not over and count * least <= kernel.bounds[grid]  # the grid may leave some windows out
+                counts[grid].add(count * least if is_part else kernel.bounds[grid])
     if any(len(count) > 1 for count in counts):
         raise ValueError(f"no part of a kernel's grid {kernel.bounds} is that of its operands and results")
     bounds = [min(count, default=bound) for count, bound in zip(counts, kernel.bounds, strict=True)]
@@ -160,9 +164,16 @@ class _Points:
 
     def at(self, value: ir.Value[Any]) -> _Known:
         """Returns what is known of a value."""
-        if value not in self.found:
-            maker = maker_of(value)
-            self.found[value] = _Known(None, self._all()) if maker is None else self._made(maker)
+        pending = [value]
+        while pending:
+            one = pending[-1]
+            maker = maker_of(one)
+            missing = () if maker is None or one in self.found else [v for v in maker.operands if v not in self.found]
+            pending += missing
+            if not missing:
+                if one not in self.found:
+                    self.found[one] = _Known(None, self._all()) if maker is None else self._made(maker)
+                pending.pop()
         return self.found[value]
 
     def _all(self) -> frozenset[int]:
@@ -173,13 +184,13 @@ class _Points:
             return self._read(op)
         if op.regions:
             return _Known(None, self._all())
-        operands = [self.at(value) for value in op.operands]
+        operands = [self.found[value] for value in op.operands]
         of = frozenset[int]().union(*(one.of for one in operands))
         arrays = [one.at for one in operands if one.at is not None]
         if len(arrays) < len(operands) or prod(self.bounds[number] for number in of) > _MOST_POINTS:
             return _Known(None, of)
         made = _computed(op, arrays)
-        if made is None:
+        if made is None or not _fits(made, op.results[0].type):
             return _Known(None, of)
         varying = frozenset(n for n in of if made.shape[n] > 1 and not (made == made.take([0], axis=n)).all())
         for number in of - varying:
@@ -226,6 +237,12 @@ def _repeats(at: Ints, grid: int, period: int) -> bool:
     return bool((at == at.take(np.arange(at.shape[grid]) % period, axis=grid)).all())
 
 
+def _fits(made: Ints, kind: ir.Type) -> bool:
+    """Says whether integers are the same in `kind`, and none of them wraps around."""
+    width = ir.IntegerType(kind).width if isinstance(kind, ir.IntegerType) else 32  # of an index
+    return bool(width == 1 or (made.min() >= -(1 << (width - 1)) and made.max() < 1 << (width - 1)))
+
+
 def _computed(op: ir.Operation, arrays: Sequence[Ints]) -> Ints | None:
     """Returns what an op on integers gives, None where it is none that is known here."""
     if op.name == "arith.constant":
@@ -233,6 +250,8 @@ def _computed(op: ir.Operation, arrays: Sequence[Ints]) -> Ints | None:
         if isinstance(value, ir.BoolAttr):
             return np.array(int(value.value))
         return np.array(value.value) if isinstance(value, ir.IntegerAttr) else None
+    if op.name in _DIVISIONS and (not arrays[1].all() or (op.name.endswith("ui") and min(map(np.min, arrays)) < 0)):
+        return None
     if op.name in _BINARY:
         return np.asarray(_BINARY[op.name](*arrays))
     if op.name in _CASTS:
@@ -278,12 +297,17 @@ class _Found:
         bound, reads = set[int](), list(body.reads)
         windows, follows = list[tuple[Dim, ...]](), list[frozenset[int]]()
         for window, shape in zip(kernel.windows, shapes[kernel.num_scalars :], strict=True):
-            if window is None or len(window.shape) != len(shape):
+            if window is None:
                 windows.append(tuple(Dim((), size, size) for size in shape))
                 follows.append(frozenset())
                 continue
             places, own = _places(kernel, window)
             reads += own
+            follows.append(frozenset().union(*(place.of for place in places)))
+            if window.shape is None or len(window.shape) != len(shape):
+                windows.append(tuple(Dim((), size, size) for size in shape))
+                bound |= follows[-1]
+                continue
             made = list[Dim]()
             for place, size, extent in zip(places, window.shape, shape, strict=True):
                 parts = _parts(place, kernel.bounds)
@@ -292,10 +316,8 @@ class _Found:
                 if not known:
                     bound |= place.of
                 made.append(Dim(parts or (), size) if known else Dim((), size, extent))
-            windows.append(tuple(made))
-            grids = [grid for dim in made for grid, _ in dim.parts]
-            bound |= {grid for grid in grids if grids.count(grid) > 1}
-            follows.append(frozenset().union(*(place.of for place in places)))
+            windows.append(_once(made, shape))
+            bound |= {grid for dim, once in zip(made, windows[-1], strict=True) if dim != once for grid, _ in dim.parts}
         scalars = _scalars(kernel, reads)
         for number, plain, others in reads:
             bound |= others
@@ -349,8 +371,10 @@ class _Found:
             top = (grid, self.cuts[grid][0])
             if grid in self.bound or not all(any(top in self._factors(dim) for dim in dims) for dims in results):
                 continue
-            if all(self._is_first(top, dim) for dims in self.dims for dim in dims) and (
-                self.kernel.parallel[grid] or self._starts_anew(grid)
+            if (
+                all(self._is_first(top, dim) for dims in self.dims for dim in dims)
+                and self._is_alike_in_aliases(top)
+                and (self.kernel.parallel[grid] or self._starts_anew(grid))
             ):
                 found.add(grid)
         return frozenset(found)
@@ -359,28 +383,42 @@ class _Found:
         factors = self._factors(dim)
         return factor not in factors or all(self._factor_size(one) == 1 for one in factors[: factors.index(factor)])
 
-    def _starts_anew(self, grid: int) -> bool:
-        """Says whether nothing is read that is left of before, where a part of `grid` may begin.
+    def _is_alike_in_aliases(self, factor: Part) -> bool:
+        """Says whether a part of a result along `factor` takes the memory of a part of the operand that it replaces."""
+        aliases: Any = self.op.attributes.get("output_operand_aliases", ())
+        for alias in (stablehlo.OutputOperandAlias(one) for one in aliases):
+            result = len(self.op.operands) + next(iter(alias.output_tuple_indices), 0)
+            given, made = (
+                [factor in self._factors(dim) for dim in self.dims[number]] for number in (alias.operand_index, result)
+            )
+            if given != made:
+                return False
+        return True
 
-        That is so if all memory that stays from point to point is written whole before it is read, where the dims of
-        the grid that change faster begin.
+    def _starts_anew(self, grid: int) -> bool:
+        """Says whether nothing is read, in a part of `grid`, that is left of before this part.
+
+        Memory that stays from point to point is either written whole before it is read where a part may begin and the
+        dims of the grid that change faster begin, or it is so at every point.
         """
-        first = len(self.kernel.bounds) + self.kernel.num_scalars
-        num_results = len(self.op.results)
-        first_result = first + len(self.kernel.windows) - num_results
-        arguments = list(self.kernel.block.arguments)
+        block, bounds = self.kernel.block, self.kernel.bounds
+        arguments = list(block.arguments)[len(bounds) :]
+        follows = (*self.follows, *(frozenset[int]() for _ in arguments[len(self.follows) :]))  # scratch memory
+        first_result = len(self.follows) - len(self.op.results)
         stays = frozenset(
             argument
-            for number, argument in enumerate(arguments[first_result:])
-            if number >= num_results or grid not in self.follows[len(self.dims) - num_results + number]
+            for number, (argument, of) in enumerate(zip(arguments, follows, strict=True))
+            if grid not in of and (number >= first_result or _is_written(argument))
         )
         start = tuple(
             slice(None, None, self.cuts[grid][0]) if number == grid else slice(None) if number < grid else slice(0, 1)
-            for number in range(len(self.kernel.bounds))
+            for number in range(len(bounds))
         )
-        points = _Points(self.kernel.bounds, self.kernel.body, self.kernel.num_scalars)
+        points = _Points(bounds, self.kernel.body, self.kernel.num_scalars)
         fresh = set[ir.Value[Any]]()
-        return self._are_fresh(self.kernel.block, stays, fresh, points, start)
+        return self._are_fresh(block, stays, fresh, points, start) and self._are_fresh(
+            block, stays - fresh, set(), points, (slice(None),) * len(bounds)
+        )
 
     def _are_fresh(
         self,
@@ -413,7 +451,7 @@ class _Found:
         if op.name in _STORES and _writes_whole(op):
             fresh.add(op.operands[1])
         stale = stays - fresh
-        return _is_unread(op) or not any(value in stale for one in walk(op) for value in one.operands)
+        return not any(value in stale for one in walk(op) for value in one.operands) or _is_unread(op)
 
     def rule(self) -> str:
         """Returns Shardy's rule, marked as its op's owner's."""
@@ -441,9 +479,29 @@ def _writes_whole(op: ir.Operation) -> bool:
     )
 
 
+def _is_written(memory: ir.Value[Any]) -> bool:
+    """Says whether an op may write `memory`, or a view of it."""
+    for op in (use.owner.operation for use in memory.uses):
+        if op.name.endswith("load"):
+            continue
+        if not len(op.results) or any(
+            not isinstance(one.type, ir.MemRefType) or _is_written(one) for one in op.results
+        ):
+            return True
+    return False
+
+
 def _is_unread(op: ir.Operation) -> bool:
     """Says whether nothing follows from an op: Pallas loads what it then overwrites."""
-    return len(op.results) > 0 and all(_is_unread(use.owner.operation) for value in op.results for use in value.uses)
+    pending, seen = [op], {op}
+    while pending:
+        one = pending.pop()
+        if not len(one.results) or len(one.regions):
+            return False
+        users = {use.owner.operation for value in one.results for use in value.uses} - seen
+        pending += users
+        seen |= users
+    return True
 
 
 def _parts(place: _Known, bounds: Sequence[int]) -> tuple[Part, ...] | None:
@@ -500,8 +558,17 @@ def _scalars(kernel: Kernel, reads: Iterable[Read]) -> list[tuple[Dim, ...]]:
             grid = grids.pop() if len(grids) == 1 else None
             is_its = grid is not None and kernel.bounds[grid] == extent
             dims.append(Dim(((grid, 1),), 1) if grid is not None and is_its else Dim((), extent, extent))
-        found.append(tuple(dims))
+        found.append(_once(dims, ir.MemRefType(argument.type).shape))
     return found
+
+
+def _once(dims: Sequence[Dim], shape: Sequence[int]) -> tuple[Dim, ...]:
+    """Returns the dims of a tensor, as a whole those that the grid goes along as it goes along others: a diagonal."""
+    grids = [grid for dim in dims for grid, _ in dim.parts]
+    return tuple(
+        Dim((), size, size) if any(grids.count(grid) > 1 for grid, _ in dim.parts) else dim
+        for dim, size in zip(dims, shape, strict=True)
+    )
 
 
 def _counted(block: ir.Block, points: _Points) -> tuple[float, float]:

@@ -313,3 +313,123 @@ def _part_type(text, dim, parts):
     sizes = text.removeprefix("tensor<").split("x")
     sizes[dim] = str(int(sizes[dim]) // parts)
     return "tensor<" + "x".join(sizes)
+
+
+# Kernels on a grid of 4 times 2 that do one thing that a grid in parts would not, or that was slow to see
+
+
+def small(body, windows, shapes, *, scratch=False, table=None, **words):
+    """The call of a kernel that makes 32 x 128 numbers, in windows that follow the first dim of the grid."""
+
+    def call(*arrays):
+        return pl.pallas_call(
+            body,
+            grid_spec=pltpu.PrefetchScalarGridSpec(
+                num_scalar_prefetch=int(table is not None),
+                grid=(4, 2),
+                in_specs=windows,
+                out_specs=pl.BlockSpec((8, LANES), lambda i, k, *_: (i, 0)),
+                scratch_shapes=[pltpu.VMEM((8, LANES), jnp.float32)] * scratch,
+            ),
+            out_shape=shape(32, LANES, dtype=jnp.float32),
+            **words,
+        )(*arrays)
+
+    return lowered(call, *[] if table is None else [table], *(shape(*one, dtype=jnp.float32) for one in shapes))
+
+
+def copies(x, *rest):
+    rest[-1][...] = x[:8]
+
+
+def adds(x, y, out):
+    out[...] = x[:8] + y[:8]
+
+
+def leaves_for_later(flags, x, out, memory):
+    row = pl.program_id(0)
+
+    @pl.when(pl.program_id(1) == 1)
+    def _last():
+        @pl.when(flags[row] == 1)
+        def _start():
+            memory[...] = jnp.zeros_like(memory)
+
+        memory[...] += x[...]
+        out[...] = memory[...]
+
+
+def fills_when_last(x, out, memory):
+    @pl.when(pl.program_id(1) == 1)
+    def _last():
+        memory[...] = x[...]
+        out[...] = memory[...] * 2
+
+
+def writes_an_operand(x, y, out):
+    y[...] += x[...]
+    out[...] = y[...]
+
+
+def counts_in_a_table(table, x, out):
+    table[0] = table[0] + 1
+    out[...] = x[...] * table[0].astype(jnp.float32)
+
+
+def is_long(x, out, memory):
+    @pl.when(pl.program_id(1) == 0)
+    def _start():
+        memory[...] = jnp.zeros_like(memory)
+
+    value = x[...]
+    for _ in range(1500):
+        value = value * 1.5
+    memory[...] += value
+
+    @pl.when(value[0, 0] > 0)
+    def _some():
+        out[...] = memory[...]
+
+
+ROWS = pl.BlockSpec((8, LANES), lambda i, k, *_: (i, 0))
+FIRST = pl.BlockSpec((8, LANES), lambda i, k, *_: (0, 0))
+NEAR = pl.BlockSpec((pl.Element(16), pl.Element(LANES)), lambda i, k: (i * 8, 0))
+DIAGONAL = pl.BlockSpec((8, LANES), lambda i, k: (i, i))
+TABLE = jax.ShapeDtypeStruct((4,), jnp.int32)
+SMALL = {
+    "neighbours": functools.partial(small, adds, [NEAR, ROWS], [(48, LANES), (32, LANES)]),
+    "a diagonal": functools.partial(small, copies, [DIAGONAL], [(32, 4 * LANES)]),
+    "memory that is read later": functools.partial(
+        small, leaves_for_later, [ROWS], [(32, LANES)], table=TABLE, scratch=True
+    ),
+    "an operand that is written": functools.partial(small, writes_an_operand, [ROWS, FIRST], [(32, LANES), (8, LANES)]),
+    "a table that is written": functools.partial(small, counts_in_a_table, [ROWS], [(32, LANES)], table=TABLE),
+    "memory of all of an operand": functools.partial(
+        small,
+        copies,
+        [pl.BlockSpec((32, LANES), lambda i, k: (0, 0))],
+        [(32, LANES)],
+        input_output_aliases={0: 0},
+    ),
+    "a part of an operand": functools.partial(small, copies, [ROWS], [(64, LANES)]),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_what_follows_from_the_place_in_the_grid_is_not_split(name):
+    _module, (op,) = SMALL[name]()
+    assert not any(split_dims(rule_of(op)))
+    before = str(op)
+    fit_kernel(op)
+    assert str(op) == before
+
+
+@pytest.mark.parametrize("body", [fills_when_last, is_long])
+def test_memory_that_is_written_before_it_is_read_splits(body):
+    _module, (op,) = small(body, [ROWS], [(32, LANES)], scratch=True)
+    assert split_dims(rule_of(op)) == [{0}, {0}]
+
+
+def test_a_result_takes_the_memory_of_the_operand_that_splits_like_it():
+    _module, (op,) = small(copies, [ROWS], [(32, LANES)], input_output_aliases={0: 0})
+    assert split_dims(rule_of(op)) == [{0}, {0}]
