@@ -16,7 +16,7 @@ from jax.sharding import AbstractMesh
 
 from rhino.call import CallShape, Key, Pieces
 from rhino.ir.cluster.cluster import load_cluster, parse_cluster
-from rhino.ir.cluster.hardware import Platform
+from rhino.ir.cluster.hardware import Device
 from rhino.ir.cluster.mesh import Mesh, mesh_of_shape
 from rhino.ir.cluster.presets import PRESETS
 from rhino.ir.diagnostics import RhinoError
@@ -106,7 +106,7 @@ def make_entry(
     request = options.plan_options if kept is not None else _settled(options.plan_options, options.devices)
     named = request.mesh if kept is None else kept.facts.mesh if kept.facts.sharding else None
     mesh = options.mesh or _abstract(named, options.devices)
-    traced = trace(fn, shape, pieces, key, mesh, _platform(request, kept))
+    traced = trace(fn, shape, pieces, key, mesh, _device(request, kept))
     staying = _staying(traced, request, before, pieces) if before is not None and kept is None else None
     found = _planned_first([request] if staying is None else [staying, request], traced, kept)
     devices = _first(options.devices, found.plan.num_reached, shape.name)
@@ -114,11 +114,11 @@ def make_entry(
     return Entry(replace(traced, code=b""), plan, found.code, shape.donated_pieces(pieces))
 
 
-def _platform(request: PlanOptions, kept: Plan | None) -> Platform | None:
+def _device(request: PlanOptions, kept: Plan | None) -> Device | None:
     """Returns what the cluster's devices are, None where no cluster is known."""
     if kept is not None:
-        return parse_cluster("\n".join(kept.facts.cluster)).device.platform if kept.facts.cluster else None
-    return load_cluster(request.cluster).device.platform if request.cluster else None
+        return parse_cluster("\n".join(kept.facts.cluster)).device if kept.facts.cluster else None
+    return load_cluster(request.cluster).device if request.cluster else None
 
 
 def _staying(traced: Traced, request: PlanOptions, before: Entry, pieces: Pieces) -> PlanOptions | None:

@@ -9,11 +9,11 @@ from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractDevice, AbstractMesh
 
 from rhino.call import CallShape, Key, Pieces, Tree, shapes_of
 from rhino.carried import carried
-from rhino.ir.cluster.hardware import Platform
+from rhino.ir.cluster.hardware import Device
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.mlir.shardings import module_mesh
 from rhino.ir.program.loss_scale import NAME
@@ -59,12 +59,12 @@ def trace(
     pieces: Pieces,
     key: Key,
     mesh: AbstractMesh | None,
-    platform: Platform | None = None,
+    device: Device | None = None,
 ) -> Traced:
     """Returns `fn` traced for the arrays in `pieces`, whose values are not looked at.
 
     A bare PartitionSpec in it speaks of `mesh`. What JAX's own devices cannot run, as a kernel for others, is written
-    for `platform`.
+    for `device`.
     """
     leaves, tree = jax.tree.flatten(pieces.values)
     blank = Pieces(jax.tree.unflatten(tree, shapes_of(leaves)), pieces.names, pieces.static)
@@ -74,7 +74,7 @@ def trace(
     jitted = jax.jit(
         fn, static_argnums=sorted(n for n in numbers if n < len(args)), static_argnames=sorted(names), keep_unused=True
     )
-    traced, module, given = _lowered(jitted, args, kwargs, shape.name, mesh, platform)
+    traced, module, given = _lowered(jitted, args, kwargs, shape.name, mesh, device)
     avals = tuple(traced.jaxpr.in_avals)
     specs = jax.tree.unflatten(tree, [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in avals])
     donated = shape.donated_pieces(pieces)
@@ -107,7 +107,7 @@ def _lowered(
     kwargs: Any,  # noqa: ANN401 - the user's
     name: str,
     mesh: AbstractMesh | None,
-    platform: Platform | None,
+    device: Device | None,
 ) -> tuple[Any, Any, str]:
     """Returns what jit traces, its module, and the platform this is for where that is not JAX's own.
 
@@ -119,8 +119,7 @@ def _lowered(
     """
     try:
         with contextlib.nullcontext() if mesh is None else jax.sharding.use_abstract_mesh(mesh):
-            traced = jitted.trace(*args, **kwargs)
-            return traced, *_module(traced, platform)
+            return _module(jitted, args, kwargs, device)
     except ValueError as error:
         if mesh is None or not str(error).startswith(_OTHER_MESH):
             raise
@@ -129,8 +128,7 @@ def _lowered(
     what = f"{name} is planned for the mesh {planned}, and a shard_map in it is of another"
     fix = "make its mesh with these axes and axis_types=(jax.sharding.AxisType.Auto,) * n, or say that mesh"
     try:
-        traced = jitted.trace(*args, **kwargs)
-        module, given = _module(traced, platform)
+        traced, module, given = _module(jitted, args, kwargs, device)
     except (ValueError, RuntimeError) as error:
         raise RhinoError(
             "RHI-MESH-002", what, Place(name), notes=(refused, str(error).splitlines()[0]), fix=fix
@@ -141,17 +139,37 @@ def _lowered(
     return traced, module, given
 
 
-def _module(traced: Any, platform: Platform | None) -> tuple[Any, str]:  # noqa: ANN401 - JAX's
-    """Returns the module of what was traced: for JAX's own devices, or for `platform` where these do not run it."""
+def _module(
+    jitted: Any,  # noqa: ANN401 - JAX's
+    args: Any,  # noqa: ANN401 - the user's
+    kwargs: Any,  # noqa: ANN401 - the user's
+    device: Device | None,
+) -> tuple[Any, Any, str]:
+    """Returns what jit traces, its module for JAX's own devices, or for `device` where these do not run it, and which.
+
+    Where JAX asks what the device is, as for the sign of an integer in a kernel, it is told so.
+    """
+    traced = jitted.trace(*args, **kwargs)
     try:
-        return traced.lower().compiler_ir("stablehlo"), ""
+        return traced, traced.lower().compiler_ir("stablehlo"), ""
     except (ValueError, RuntimeError) as error:  # NotImplementedError is one, where an op is not there on a platform
-        if platform is None or platform == jax.default_backend():
+        if device is None or device.platform == jax.default_backend():
             raise
+        words: Any = {"lowering_platforms": (_JAX_NAMES[device.platform],)}
+        with contextlib.suppress(ValueError, RuntimeError):
+            return traced, traced.lower(**words).compiler_ir("stablehlo"), device.platform
         try:
-            return traced.lower(lowering_platforms=(_JAX_NAMES[platform],)).compiler_ir("stablehlo"), platform
-        except (ValueError, RuntimeError):
+            with jax.sharding.use_abstract_mesh(_of_kind(jax.sharding.get_abstract_mesh(), device)):
+                traced = jitted.trace(*args, **kwargs)
+                return traced, traced.lower(**words).compiler_ir("stablehlo"), device.platform
+        except (ValueError, RuntimeError) as other:
+            error.add_note(f"It was lowered for a {device.kind} too: {other}")
             raise error from None
+
+
+def _of_kind(mesh: AbstractMesh, device: Device) -> AbstractMesh:
+    kind = AbstractDevice(device_kind=device.kind, num_cores=1, platform=device.platform)
+    return AbstractMesh(mesh.axis_sizes, mesh.axis_names, mesh.axis_types or None, abstract_device=kind)
 
 
 def key_dims(aval: Any) -> int:  # noqa: ANN401 - JAX's abstract array

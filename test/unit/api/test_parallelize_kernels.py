@@ -62,8 +62,23 @@ def test_a_function_that_no_platform_lowers_gives_the_error_of_its_own():
     def call(x):
         return pl.pallas_call(kernel, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
 
-    with pytest.raises(ValueError, match="interpret mode"):
+    with pytest.raises(ValueError, match="interpret mode") as raised:
         rhino.parallelize(call, cluster="v5e-8", mesh="8").plan(jax.ShapeDtypeStruct((8, 8), jnp.float32))
+    assert any("for a TPU v5e too: " in note for note in raised.value.__notes__)
+
+
+def test_a_kernel_that_depends_on_the_device_is_lowered_for_that_of_the_cluster():
+    def kernel(x, out):
+        out[...] = x[...]
+
+    def call(x):
+        group = pl.BlockSpec((8, 128), lambda head: (head // 2, 0))  # JAX asks which TPU this is for
+        every = pl.BlockSpec((8, 128), lambda head: (head, 0))
+        kind = jax.ShapeDtypeStruct((128, 128), x.dtype)
+        return pl.pallas_call(kernel, grid=(16,), in_specs=[group], out_specs=every, out_shape=kind)(x)
+
+    x = jax.ShapeDtypeStruct((64, 128), jnp.float32)
+    assert rhino.parallelize(call, cluster="v5e-8", mesh="8").plan(x).facts.num_devices == 8
 
 
 @pytest.fixture(scope="module")
