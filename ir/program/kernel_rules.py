@@ -119,9 +119,9 @@ def fit_kernel(op: ir.Operation) -> None:
         for dim, size in zip(dims, shape, strict=True):
             if dim.parts:
                 grid, least = dim.parts[0]
-                count, over = divmod(size, dim.window * prod(found.size(part) for part in dim.parts[1:]))
-                is_part = not over and count * least <= kernel.bounds[grid]  # the grid may leave some windows out
-                counts[grid].add(count * least if is_part else kernel.bounds[grid])
+                rest = dim.window * prod(found.size(part) for part in dim.parts[1:])
+                count = -(-size // rest) * least  # the last window may reach over the end
+                counts[grid].add(min(count, kernel.bounds[grid]))  # the grid may leave windows out
     if any(len(count) > 1 for count in counts):
         raise ValueError(f"no part of a kernel's grid {kernel.bounds} is that of its operands and results")
     bounds = [min(count, default=bound) for count, bound in zip(counts, kernel.bounds, strict=True)]

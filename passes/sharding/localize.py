@@ -441,6 +441,14 @@ def _convert(module: ir.Operation, remarks: Remarks) -> None:
         ) from None
 
 
+def _fit(op: ir.Operation) -> None:
+    try:
+        fit_call(op)
+    except ValueError as error:
+        fix = "correct the call, or the rule for it, or run the annotated module"
+        raise RhinoError("RHI-LOCAL-001", str(error), place_of(op.location), fix=fix) from None
+
+
 def _finish(module: ir.Operation) -> None:
     """Takes out what only the conversion needs, and gives reductions their monoid.
 
@@ -454,7 +462,7 @@ def _finish(module: ir.Operation) -> None:
         elif op.name == PAD:
             _fix_padding(op)
         elif op.name == CUSTOM_CALL:
-            fit_call(op)
+            _fit(op)
         attributes = op.attributes
         for name in _GLOBAL:
             if name in attributes:

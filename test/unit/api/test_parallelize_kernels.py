@@ -81,6 +81,26 @@ def test_a_kernel_that_depends_on_the_device_is_lowered_for_that_of_the_cluster(
     assert rhino.parallelize(call, cluster="v5e-8", mesh="8").plan(x).facts.num_devices == 8
 
 
+def test_a_kernel_that_fits_none_of_its_operands_is_an_error_at_its_call(tmp_path):
+    def kernel(x, out):
+        out[...] = x[...]
+
+    def call(x):
+        rows = pl.BlockSpec((8, 128), lambda row: (row, 0))  # half of these are not there in x
+        kind = jax.ShapeDtypeStruct((64, 128), x.dtype)
+        return pl.pallas_call(kernel, grid=(8,), in_specs=[rows], out_specs=rows, out_shape=kind)(x)
+
+    file, stderr = tmp_path / "call.mlir", StringIO()
+    x = jax.ShapeDtypeStruct((32, 128), jnp.float32)
+    file.write_text(jax.jit(call).trace(x).lower(lowering_platforms=("tpu",)).as_text())
+    words = ["--auto-shard", "--localize", "--cluster=v5e-8", "--mesh=8", str(file)]
+    assert run(words, BytesIO(), BytesIO(), stderr) == 1
+    assert (
+        "error: [RHI-LOCAL-001] no part of a kernel's grid (8,) is that of its operands and results"
+        in stderr.getvalue()
+    )
+
+
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("kernels") / "step.mlir"
