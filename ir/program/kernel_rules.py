@@ -28,7 +28,8 @@ _ASKS: Final = re.compile(
     r"tpu\.(prng_|device_id|core_id|iteration_bound|sem_|semaphore|enqueue_|wait_|barrier|delay|log)"
 )
 """Ops whose answer, or whose order, is not that of windows and points alone."""
-_MOST_POINTS: Final = 1 << 22
+_MOST_POINTS: Final = 1 << 20
+"""Points at which an integer is computed: 8 MiB for each that a kernel computes."""
 _BINARY: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
     "arith.addi": add,
     "arith.subi": sub,
@@ -46,7 +47,8 @@ _CASTS: Final = ("arith.index_cast", "arith.extsi", "arith.extui", "arith.trunci
 _DIVISIONS: Final = ("arith.divui", "arith.remui", "arith.divsi", "arith.remsi", "arith.floordivsi")
 _COMPARED: Final = (np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal)
 _LOAD: Final = "memref.load"
-_STORES: Final = ("tpu.vector_store", "vector.store")
+_STORE: Final = "memref.store"
+_STORES: Final = (_STORE, "tpu.vector_store", "vector.store")
 _MATMUL: Final = "tpu.matmul"
 Ints = NDArray[np.int64]
 Read = tuple[int, tuple[int | None, ...], frozenset[int]]
@@ -472,6 +474,8 @@ class _Found:
 def _writes_whole(op: ir.Operation) -> bool:
     """Says whether a store, of a value into memory, leaves nothing of the memory as it was."""
     value, memory, *indices = op.operands
+    if op.name == _STORE:
+        return prod(ir.MemRefType(memory.type).shape) == 1
     return (
         list(ir.VectorType(value.type).shape) == list(ir.MemRefType(memory.type).shape)
         and len(indices) == len(ir.MemRefType(memory.type).shape)  # there is no mask

@@ -318,7 +318,7 @@ def _part_type(text, dim, parts):
 # Kernels on a grid of 4 times 2 that do one thing that a grid in parts would not, or that was slow to see
 
 
-def small(body, windows, shapes, *, scratch=False, table=None, **words):
+def small(body, windows, shapes, *, scratch=(), table=None, **words):
     """The call of a kernel that makes 32 x 128 numbers, in windows that follow the first dim of the grid."""
 
     def call(*arrays):
@@ -329,7 +329,7 @@ def small(body, windows, shapes, *, scratch=False, table=None, **words):
                 grid=(4, 2),
                 in_specs=windows,
                 out_specs=pl.BlockSpec((8, LANES), lambda i, k, *_: (i, 0)),
-                scratch_shapes=[pltpu.VMEM((8, LANES), jnp.float32)] * scratch,
+                scratch_shapes=scratch,
             ),
             out_shape=shape(32, LANES, dtype=jnp.float32),
             **words,
@@ -376,6 +376,15 @@ def counts_in_a_table(table, x, out):
     out[...] = x[...] * table[0].astype(jnp.float32)
 
 
+def counts(x, out, number):
+    @pl.when(pl.program_id(1) == 0)
+    def _start():
+        number[0] = 0
+
+    number[0] += 1
+    out[...] = x[...] * number[0].astype(jnp.float32)
+
+
 def is_long(x, out, memory):
     @pl.when(pl.program_id(1) == 0)
     def _start():
@@ -391,6 +400,7 @@ def is_long(x, out, memory):
         out[...] = memory[...]
 
 
+MEMORY = pltpu.VMEM((8, LANES), jnp.float32)
 ROWS = pl.BlockSpec((8, LANES), lambda i, k, *_: (i, 0))
 FIRST = pl.BlockSpec((8, LANES), lambda i, k, *_: (0, 0))
 NEAR = pl.BlockSpec((pl.Element(16), pl.Element(LANES)), lambda i, k: (i * 8, 0))
@@ -400,7 +410,7 @@ SMALL = {
     "neighbours": functools.partial(small, adds, [NEAR, ROWS], [(48, LANES), (32, LANES)]),
     "a diagonal": functools.partial(small, copies, [DIAGONAL], [(32, 4 * LANES)]),
     "memory that is read later": functools.partial(
-        small, leaves_for_later, [ROWS], [(32, LANES)], table=TABLE, scratch=True
+        small, leaves_for_later, [ROWS], [(32, LANES)], table=TABLE, scratch=[MEMORY]
     ),
     "an operand that is written": functools.partial(small, writes_an_operand, [ROWS, FIRST], [(32, LANES), (8, LANES)]),
     "a table that is written": functools.partial(small, counts_in_a_table, [ROWS], [(32, LANES)], table=TABLE),
@@ -424,9 +434,11 @@ def test_what_follows_from_the_place_in_the_grid_is_not_split(name):
     assert str(op) == before
 
 
-@pytest.mark.parametrize("body", [fills_when_last, is_long])
-def test_memory_that_is_written_before_it_is_read_splits(body):
-    _module, (op,) = small(body, [ROWS], [(32, LANES)], scratch=True)
+@pytest.mark.parametrize(
+    ("body", "memory"), [(fills_when_last, MEMORY), (is_long, MEMORY), (counts, pltpu.SMEM((1,), jnp.int32))]
+)
+def test_memory_that_is_written_before_it_is_read_splits(body, memory):
+    _module, (op,) = small(body, [ROWS], [(32, LANES)], scratch=[memory])
     assert split_dims(rule_of(op)) == [{0}, {0}]
 
 
