@@ -33,11 +33,12 @@ _COST: Final = "cost_estimate"
 class Window:
     """What a kernel sees of an operand or result: `place` takes a point of the grid and gives the number of the window.
 
-    `shape` is that of the window, None where `place` gives elements in place of the numbers of blocks.
+    `shape` is that of the window. Where it is no block, `place` gives its first element, or is of another form.
     """
 
     place: ir.Operation
-    shape: tuple[int, ...] | None
+    shape: tuple[int, ...]
+    is_block: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,7 +125,7 @@ def _window(given: ir.Attribute, functions: Mapping[str, ir.Operation]) -> Windo
         return None
     name = ir.FlatSymbolRefAttr(parts["transform_indices"]).value
     is_block = parts.keys() - {"pipeline_mode"} == {"transform_indices", "window_bounds"}
-    return Window(functions[name], tuple(ir.DenseI64ArrayAttr(parts["window_bounds"])) if is_block else None)
+    return Window(functions[name], tuple(ir.DenseI64ArrayAttr(parts["window_bounds"])), is_block)
 
 
 def written(kernel: Kernel, bounds: Sequence[int], scalars: Sequence[tuple[int, ...]]) -> str:

@@ -306,8 +306,9 @@ class _Found:
             places, own = _places(kernel, window)
             reads += own
             follows.append(frozenset().union(*(place.of for place in places)))
-            if window.shape is None or len(window.shape) != len(shape):
-                windows.append(tuple(Dim((), size, size) for size in shape))
+            if not window.is_block or len(window.shape) != len(shape):
+                sizes = window.shape if len(window.shape) == len(shape) else shape
+                windows.append(tuple(Dim((), *both) for both in zip(sizes, shape, strict=True)))
                 bound |= follows[-1]
                 continue
             made = list[Dim]()
