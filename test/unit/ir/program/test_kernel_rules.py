@@ -436,7 +436,7 @@ def test_what_follows_from_the_place_in_the_grid_is_not_split(name):
 
 def test_windows_that_reach_into_their_neighbours_are_moved_as_large_as_they_are():
     _module, (op,) = SMALL["neighbours"]()
-    assert kernel_rule(op).bytes == 4 * LANES * 4 * (16 + 8 + 8)  # four windows of each, of f32
+    assert kernel_rule(op).work.bytes == 4 * LANES * 4 * (16 + 8 + 8)  # four windows of each, of f32
 
 
 @pytest.mark.parametrize(
