@@ -59,8 +59,8 @@ def parse_placed(text: str) -> tuple[str, tuple[int, ...] | None]:
         return text, None
     found: list[int] = []
     for part in order.split(","):
-        first, _, last = part.partition("-")
-        found += range(int(first), int(last or first) + 1)
+        first, last = (int(end) for end in (part.split("-") * 2)[:2])
+        found += range(first, last + 1) if first <= last else range(first, last - 1, -1)
     return name, tuple(found)
 
 

@@ -94,6 +94,7 @@ def test_an_order_is_written_behind_a_cluster_and_read_again(order: tuple[int, .
 
 def test_the_order_as_numbered_is_none():
     cluster = load_cluster("cpu8")
+    assert load_cluster("cpu8@7-4,0").order == (7, 6, 5, 4, 0, 1, 2, 3)
     assert load_cluster("cpu8@0-7") == cluster == load_cluster("cpu8@0,1,2")
     assert placed_devices(placed(cluster, (0, 1, 2, 3, 7)), (2, 2)) == ()
     assert placement_text(cluster, ()) == ""
