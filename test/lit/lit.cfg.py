@@ -41,5 +41,5 @@ client = f"'{sys.executable}' -I -S '{preloaded}' '{address}'"
 config.substitutions += [
     (word("not"), f"'{sys.executable}' -I -S '{here / 'not.py'}'"),
     ("%python", f"'{sys.executable}'"),
-    *((word(tool), f"{client} {tool}") for tool in ("rhino-opt", "rhino-run", "filecheck")),
+    *((word(tool), f"{client} {tool}") for tool in ("rhino-opt", "rhino-run", "rhino-plan", "filecheck")),
 ]

@@ -45,10 +45,16 @@ class Steps:
 
 def _attempt(rows: float, peak: int, step_s: float) -> Attempt[str]:
     predicted = Predicted(step_s, 0.0, (peak, peak), _BUDGET, (0, 0))
-    cluster = cluster_to_text(load_cluster("cpu2")).splitlines()
+    cluster = load_cluster("cpu2")
     mesh = mesh_of_shape((1,))
     plan: Any = SimpleNamespace(
-        predicted=predicted, num_ranks=2, meshes=(mesh, mesh), num_devices=2, cluster=cluster, shares=()
+        predicted=predicted,
+        num_ranks=2,
+        meshes=(mesh, mesh),
+        num_devices=2,
+        cluster=cluster_to_text(cluster).splitlines(),
+        machine=lambda: cluster,
+        shares=(),
     )
     remarks = Remarks()
     choice: Any = SimpleNamespace(answer=SimpleNamespace(peak_bytes=2 * rows))
