@@ -208,6 +208,7 @@ def test_so_many_plans_are_compiled_as_are_allowed():
     assert len(planned(f, state(), x).compared.plans) == 2
 
 
+@pytest.mark.long
 def test_a_refusal_speaks_of_keywords():
     x = np.random.default_rng(2).random((64, 128), np.float32)
     f = rhino.parallelize(mlp_step, cluster="cpu8", donate_argnums=0, aot=True, compiles=1, budget="70KiB")

@@ -156,6 +156,7 @@ def test_each_process_has_the_rows_of_its_layers(tmp_path: Path):
     assert set(seen.values()) == {scanned_steps.LAYERS}
 
 
+@pytest.mark.long
 def test_three_processes_train_on_unlike_devices_as_one_device_does(tmp_path: Path):
     """Shares of 5 and 3, ranks of 4, 2 and 2 devices, stages on two groups, scopes on 8 and 4 devices; with dropout."""
     step, expected = tied(unlike_part.PLANS["uneven replicas"][0])

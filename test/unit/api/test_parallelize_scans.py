@@ -41,7 +41,7 @@ def check_same(got, want) -> None:
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("plain", {"stages": 4}),
+        pytest.param("plain", {"stages": 4}, marks=pytest.mark.long),
         pytest.param("clipped", {"stages": 2, "schedule": "zero-bubble"}, marks=pytest.mark.long),
         ("dropped", {"stages": 3, "mesh": "2"}),
         ("checkpointed", {"stages": 4, "schedule": "interleaved", "mesh": "2"}),
@@ -100,6 +100,7 @@ def test_a_plan_says_which_rows_are_where():
     assert sharding.rows[-1][1] == LAYERS
 
 
+@pytest.mark.long
 def test_pieces_are_found_by_the_name_of_their_leaf():
     _, plan = in_two_stages()
     of_leaf = {path: rank for path, rank in plan.rank_of().items() if path.startswith("state[0]['layers']['up'][")}

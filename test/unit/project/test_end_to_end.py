@@ -124,7 +124,13 @@ def test_a_plan_squeezed_into_less_memory_gives_the_answer_of_one_device(form: s
     assert expected("two-tower").difference(compiled("two-tower", splitting, form, str(budget))).passes
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name not in LONG and place % 2 == 0 else pytest.mark.long)
+        for place, name in enumerate(ZOO)
+    ],
+)
 def test_the_plan_foresees_every_collective_of_the_local_program(name: str, splitting: str):
     check_collectives(name, ("cpu8", splitting))
 

@@ -136,6 +136,7 @@ def test_without_a_compiler_a_line_says_why():
     assert compilers_of(CLUSTER, lambda _cluster, _mesh: "libtpu is not installed") == "libtpu is not installed"
 
 
+@pytest.mark.long
 def test_xla_for_hosts_chooses_among_stages_and_one_program_and_the_plan_computes_what_one_device_does():
     rng = np.random.default_rng(5)
     weights = [rng.random((128, 128), np.float32) / 10 for _ in range(2)]

@@ -257,6 +257,7 @@ def test_what_a_way_back_can_make_again_takes_no_memory(folder: Path):
     assert code == 0, err
 
 
+@pytest.mark.long
 def test_an_early_stage_that_recomputes_by_itself_gives_the_answer_of_one_device():
     """Behind the search of shardings: copies have those of what they repeat, and draw the same random bits."""
     text = export_step(gpt.model(dataclasses.replace(GPT, dropout=0.1))).encode()

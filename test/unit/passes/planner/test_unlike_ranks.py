@@ -143,7 +143,9 @@ def test_what_cannot_be_planned_is_refused(tmp_path: Path, options: tuple[str, .
     assert (got, what in err) == (code, True), err
 
 
-@pytest.mark.parametrize("asked", [("--stages=4+2+2",), ("--mesh=4;2;2", "--schedule=gpipe")])
+@pytest.mark.parametrize(
+    "asked", [pytest.param(("--stages=4+2+2",), marks=pytest.mark.long), ("--mesh=4;2;2", "--schedule=gpipe")]
+)
 def test_micro_batches_and_the_schedule_of_unlike_ranks_are_searched_for(tmp_path: Path, asked: tuple[str, ...]):
     (tmp_path / "step.mlir").write_bytes(text(STEPS["adam"]))
     err, report = io.StringIO(), tmp_path / "report.json"

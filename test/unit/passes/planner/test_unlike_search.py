@@ -73,7 +73,14 @@ def every_rank(num_devices: int, meshes: Sequence[tuple[int, ...]]) -> Iterator[
                 yield (mesh, *rest)
 
 
-@pytest.mark.parametrize("cluster", [part("v100x8", 4), part("v100x8", 6), two_groups()], ids=["4", "6", "3+3"])
+@pytest.mark.parametrize(
+    "cluster",
+    [
+        pytest.param(part("v100x8", 4), id="4"),
+        pytest.param(part("v100x8", 6), id="6", marks=pytest.mark.long),
+        pytest.param(two_groups(), id="3+3"),
+    ],
+)
 def test_the_best_ranks_of_all_shapes_are_found(tmp_path: Path, cluster: Cluster):
     """Every rank of every shape is evaluated, each with its best cut: 34 on six devices, in three seconds."""
     step = front_heavy_step.step_of(tokens=512, hidden=256, wide=2048, layers=3, batch=48)

@@ -93,6 +93,7 @@ def test_best_is_never_worse_than_any_other(model: MadeUp, devices: int, most: i
     check_best(model, space_of(devices, most))
 
 
+@pytest.mark.long
 def test_best_is_never_worse_than_any_other_where_what_may_be_looked_at_is_less_than_there_is():
     """On 24 devices with what a strategy may look at by default, which some spend."""
     spent = 0

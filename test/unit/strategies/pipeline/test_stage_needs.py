@@ -127,6 +127,7 @@ def test_running_ahead_is_looked_at_where_it_fits():
     assert (alone.schedule, alone.step_s) == ("eager-1f1b", found.ahead.step_s)
 
 
+@pytest.mark.long
 def test_what_is_quick_enough_by_running_ahead_is_not_cut_off_where_that_fits():
     config, setup = PlanConfig(4, (2,), 8), setup_of(gpt_step(layers=4), "1f1b", "eager-1f1b")
     whole = Evaluator(setup).outcome(config)
