@@ -116,6 +116,7 @@ def test_predicted_seconds_are_compared_with_measured_ones(tmp_path):
     assert len(json.loads((tmp_path / "figures.json").read_text())["records"]) == 2
 
 
+@pytest.mark.long
 def test_programs_of_one_device_are_written_timed_and_compared(tmp_path, capsys):
     folder, out = tmp_path / "programs", tmp_path / "measured.json"
     words = ["write", "--models=mlp", "--cluster=cpu8", "--compiles=2", f"--folder={folder}"]

@@ -33,7 +33,7 @@ NUM_STEPS = 3
 ANNOTATED_BY_DEFAULT = ("gpt", "llama-scan-fused", "moe", "resnet")
 """Models whose annotated form, which XLA's partitioner takes apart, is not a long case: one of each kind of layer."""
 
-LONG = ("gnmt", "m6", "towers", "unet", "wav2vec2")
+LONG = ("clip", "dnabert", "gnmt", "gpt-fused", "m6", "towers", "unet", "wav2vec2")
 """Models that are long cases: others of the zoo have the same kinds of layers, and are compiled sooner."""
 
 NAMES = [pytest.param(name, marks=[pytest.mark.long] if name in LONG else []) for name in ZOO]

@@ -403,6 +403,7 @@ def test_the_plan_is_the_same_with_any_number_of_processes(step: Path):
     assert found[0] == found[1]
 
 
+@pytest.mark.long
 def test_what_is_said_is_kept_and_what_lost_is_explained(step: Path):
     file = step.parent / "two.json"
     code, _, err = optimize(step, "--stages=2", "--jobs=1", "--plan-json", str(file))

@@ -118,7 +118,7 @@ def test_between_calls_arrays_have_no_blocks(shape, viewed, dims, expected):
     ("model", "options"),
     [
         pytest.param(MODEL, {"mesh": "8"}, marks=pytest.mark.long),
-        (GROUPED, {"mesh": "8"}),
+        pytest.param(GROUPED, {"mesh": "8"}, marks=pytest.mark.long),
         (GROUPED, {"mesh": "4", "stages": 2, "micro_batches": 2}),
     ],
 )

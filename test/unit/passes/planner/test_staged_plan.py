@@ -97,7 +97,7 @@ def launch(*words: str) -> tuple[int, str, str]:
     return code, stdout.getvalue(), stderr.getvalue()
 
 
-@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("split", [pytest.param(False, marks=pytest.mark.long), True])
 def test_every_schedule_gives_the_answer_of_one_device_and_the_same_bits(split: bool):
     names = [name for name, one in SCHEDULES.items() if one.splits_backward == split]
     found = {}
