@@ -87,9 +87,7 @@ def parse_kernel(text: str) -> Kernel | None:
     try:
         kernel = _decoded(json.loads(text))
         if kernel is not None:
-            run_pipeline(
-                kernel.module, "inline"
-            )  # what is said of places and coordinates stands in functions of its own
+            run_pipeline(kernel.module, "inline")  # some integer arithmetic is in functions that the kernel calls
         return kernel
     except (ValueError, KeyError, TypeError, ir.MLIRError):
         return None  # another form, or another version

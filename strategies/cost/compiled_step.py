@@ -1,11 +1,11 @@
 """The seconds of a compiled step: what the kernels that a compiler made take, in the order in which it runs them.
 
 A kernel takes as long as the slower of its products and its operands and results in the device's memory; one that the
-program brings along, as long as what it computes and fetches. A copy that is
-asynchronous, by which XLA:TPU fetches from there beforehand, goes on while kernels leave the memory idle, and is waited
-for where its `-done` stands. A collective is on the wire once those before it are done. One that is asynchronous is
-waited for at its `-done`, too, so what is computed between hides it; so does what goes to host memory, or comes from
-there, one after the other each way. Loops take the trips of their body. The rates are
+program brings along, as a Pallas kernel, takes as long as what it computes and fetches. A copy that is asynchronous, by
+which XLA:TPU fetches from there beforehand, goes on while kernels leave the memory idle, and is waited for where its
+`-done` stands. A collective is on the wire once those before it are done. One that is asynchronous is waited for at its
+`-done`, too, so what is computed between hides it; so does what goes to host memory, or comes from there, one after the
+other each way. Loops take the trips of their body. The rates are
 those of the cluster, the figures of kernels and collectives the compiler's own: nothing here is a guess at what it
 fuses, combines, overlaps or converts.
 """
