@@ -8,12 +8,14 @@ worse where more is looked at.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from types import MappingProxyType
 from typing import Final
 
 from models import sized, step_of
+from papers import TOLERANCE, made
 from report import Options, Question, key, option
 
 from rhino.ir.cluster.cluster import Cluster, load_cluster
@@ -23,6 +25,7 @@ from rhino.ir.diagnostics import RhinoError
 from rhino.ir.mlir.bindings import ir, make_context
 from rhino.ir.mlir.manual import bytecode
 from rhino.ir.mlir.reader import read_module
+from rhino.ir.units import format_seconds
 from rhino.passes.base import Remarks
 from rhino.passes.frontend.normalize import Normalize
 from rhino.passes.planner.evaluate import Evaluator, make_space
@@ -107,14 +110,21 @@ class _InOtherOrders(Evaluator):
 
 
 class Planner:
-    """Plans each configuration once."""
+    """Plans each configuration of a step once; `text` is the step of a preset."""
 
-    def __init__(self, preset: str, sizes: dict[str, int], cluster: str, plans: type[Evaluator] = Evaluator) -> None:
-        module = read_module(step_of(sized(preset, **sizes)), preset, make_context())
+    def __init__(
+        self,
+        text: bytes,
+        preset: str,
+        cluster: str,
+        plans: type[Evaluator] = Evaluator,
+        options: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        module = read_module(text, preset, make_context())
         with module.context, ir.Location.unknown():
             Normalize(boundaries=True).run(module.operation, Remarks(preset))
         budget = float(largest_memory(load_cluster(cluster)))
-        setup = replace(in_own_types(Setup(bytecode(module), preset, cluster, budget, {})), recomputes=True)
+        setup = replace(in_own_types(Setup(bytecode(module), preset, cluster, budget, dict(options))), recomputes=True)
         self.evaluator = plans(folded(setup))
         self.space = replace(make_space(self.evaluator.setup), remats=(0.0,))
         self.known: dict[PlanConfig, Outcome] = {}
@@ -131,6 +141,12 @@ class Planner:
         """Returns what screenings find."""
         return [self.evaluator.screened(one, below_s) for one in requests]
 
+    def unasked(self) -> Estimate:
+        """Returns the best plan of all that may be planned: its shardings are searched for as far as a plan's are."""
+        best = explore(self.space, self.evaluate, screen=self.screen).quickest
+        assert best is not None, "each case has a plan that fits"
+        return made(self.evaluator.setup, best)
+
     def compared(self, case: str) -> Compared:
         """Returns the best plans, and what finding them took."""
         begun = time.process_time()
@@ -145,7 +161,8 @@ class Planner:
 def records(options: Options) -> Iterator[Compared]:
     """Yields the best plans of each case."""
     for case in options.cases:
-        yield Planner(*CASES[case]).compared(case)
+        preset, sizes, cluster = CASES[case]
+        yield Planner(step_of(sized(preset, **sizes)), preset, cluster).compared(case)
 
 
 def placed_records(options: Options) -> Iterator[Placed]:
@@ -155,21 +172,27 @@ def placed_records(options: Options) -> Iterator[Placed]:
     """
     for case in options.cases:
         preset, sizes, cluster = PLACED[case]
-        neighbours, others = (_best_pipeline(preset, sizes, cluster, plans) for plans in (_AsNumbered, _InOtherOrders))
-        planner, begun = Planner(preset, sizes, cluster), time.process_time()
-        unasked = explore(planner.space, planner.evaluate, screen=planner.screen).quickest
-        assert unasked is not None, "each case has a plan that fits"
+        text = step_of(sized(preset, **sizes))
+        neighbours, others = (_best_pipeline(text, preset, cluster, plans) for plans in (_AsNumbered, _InOtherOrders))
+        planner, begun = Planner(text, preset, cluster), time.process_time()
+        unasked = planner.unasked()
         machine, ranks = load_cluster(cluster), [prod(mesh) for mesh in unasked.config.rank_meshes]
         devices = placed_devices(placed(machine, unasked.device_order), ranks)
         seconds, words = time.process_time() - begun, placement_text(machine, devices)
         yield Placed(case, cluster, neighbours, others, unasked, words, seconds)
 
 
-def _best_pipeline(preset: str, sizes: dict[str, int], cluster: str, plans: type[Evaluator]) -> Estimate | None:
-    planner = Planner(preset, sizes, cluster, plans)
+def _best_pipeline(text: bytes, preset: str, cluster: str, plans: type[Evaluator]) -> Estimate | None:
+    planner = Planner(text, preset, cluster, plans)
     pipelines = {count: meshes for count, meshes in planner.space.meshes.items() if count > 1}
     space = replace(planner.space, meshes=pipelines, replicas={}, unlike_stages=(), most=MOST_PIPELINES)
     return explore(space, planner.evaluate).quickest
+
+
+def worse(unasked: Estimate | None, step_s: float, case: str) -> Iterator[str]:
+    """Yields that the plan which was found takes longer than `step_s`, by more than a search may leave."""
+    if unasked is not None and unasked.step_s > (1 + TOLERANCE) * step_s:
+        yield f"{case}: the plan that nobody asked for takes {unasked.step_s / step_s:.3f} times as long"
 
 
 def placed_faults(results: Sequence[Placed]) -> Iterator[str]:
@@ -206,12 +229,14 @@ QUESTION: Final = Question(
 )
 
 
-def _plan(one: Estimate | None) -> str:
-    return f"{one.config}, {one.schedule}" if one else "-"
+def plan_text(one: Estimate | None) -> str:
+    """Returns a plan's configuration and schedule; `-` where there is none."""
+    return ", ".join(filter(None, (str(one.config), one.schedule))) if one else "-"
 
 
-def _step(one: Estimate | None) -> str:
-    return f"{one.step_s * 1e3:.2f} ms" if one else "-"
+def step_text(one: Estimate | None) -> str:
+    """Returns what a plan's step takes; `-` where there is none."""
+    return format_seconds(one.step_s) if one else "-"
 
 
 PLACED_QUESTION: Final = Question(
@@ -220,12 +245,12 @@ PLACED_QUESTION: Final = Question(
     {
         "case": key("case"),
         "on": key("where"),
-        "ranks of neighbours": lambda one: _plan(one.neighbours),
-        "step": lambda one: _step(one.neighbours),
-        "in other orders": lambda one: _plan(one.others),
-        "then": lambda one: _step(one.others),
+        "ranks of neighbours": lambda one: plan_text(one.neighbours),
+        "step": lambda one: step_text(one.neighbours),
+        "in other orders": lambda one: plan_text(one.others),
+        "then": lambda one: step_text(one.others),
         "unasked": lambda one: f"{one.unasked.config}{', ' + one.words if one.words else ''}",
-        "it takes": lambda one: _step(one.unasked),
+        "it takes": lambda one: step_text(one.unasked),
         "processor, s": key("unasked_s", ".1f"),
     },
     (option("--cases", list(PLACED), "which, by name"),),

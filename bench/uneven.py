@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from models import sized, step_of
+from ranks import Planner, plan_text, step_text, worse
 from report import Options, Question, key, option
 
 from rhino.ir.cluster.cluster import load_cluster
@@ -15,6 +16,7 @@ from rhino.ir.mlir.reader import read_module
 from rhino.ir.units import format_bytes, format_seconds
 from rhino.passes.base import Remarks
 from rhino.passes.planner.staged_plan import StagedPlan, cut_step, make_staged_plan, prove_fit
+from rhino.strategies.autotune.base import Estimate
 
 MODELS: Final[Mapping[str, tuple[int, Mapping[str, str]]]] = {
     "resnet": (128, {"batch-statistics": "per-part"}),
@@ -29,7 +31,8 @@ MODELS: Final[Mapping[str, tuple[int, Mapping[str, str]]]] = {
 class Shared:
     """A model on replicas of two kinds of devices: with equal shares of the micro-batches, and by speed.
 
-    `one_s` is the step of one program on all devices, each with as much of the batch.
+    `one_s` is the step of one program on all devices, each with as much of the batch, and `unasked` the plan that is
+    found where nothing is asked for; None if it was not looked for.
     """
 
     model: str
@@ -37,6 +40,7 @@ class Shared:
     one_s: float
     equal: StagedPlan
     own: StagedPlan
+    unasked: Estimate | None
 
     @property
     def speedup(self) -> float:
@@ -75,7 +79,8 @@ def records(options: Options) -> Iterator[Shared]:
             for replicas in (";".join([str(num // ranks)] * ranks), str(ranks))
         )
         prove_fit(own.plan)
-        yield Shared(model, options.cluster, one.simulation.timeline.end_s, equal, own)
+        unasked = Planner(text, model, options.cluster, options=more).unasked() if options.unasked else None
+        yield Shared(model, options.cluster, one.simulation.timeline.end_s, equal, own, unasked)
 
 
 def planned(text: bytes, model: str, asked: Mapping[str, str]) -> StagedPlan:
@@ -96,6 +101,7 @@ def _faults(found: Sequence[Shared]) -> Iterator[str]:
             yield f"{one.model} on {one.devices}: equal shares are faster"
         if one.one_s < one.own.simulation.timeline.end_s:
             yield f"{one.model} on {one.devices}: one program is faster"
+        yield from worse(one.unasked, one.own.simulation.timeline.end_s, f"{one.model} on {one.devices}")
 
 
 QUESTION: Final = Question(
@@ -113,6 +119,8 @@ QUESTION: Final = Question(
         "times as fast": lambda one: f"{one.speedup:.2f}",
         "at most": lambda one: f"{one.limit:.2f}",
         "first group as busy": lambda one: f"{one.busier:.2f}",
+        "unasked": lambda one: plan_text(one.unasked),
+        "it takes": lambda one: step_text(one.unasked),
     },
     (
         option("--models", ["resnet", "bert-large", "gnmt-8"], f"of {', '.join(MODELS)}"),
@@ -120,7 +128,8 @@ QUESTION: Final = Question(
         option("--mesh", "8", "of a rank"),
         option("--whole", "2x8", "the mesh of one program"),
         option("--micro-batches", 26, "of a step"),
+        option("--unasked", False, "look for the best plan, too"),
     ),
-    ("idle", "then idle", "peaks", "shares"),
+    ("idle", "then idle", "peaks", "shares", "unasked"),
     _faults,
 )

@@ -10,6 +10,7 @@ from typing import Final
 
 from models import sized, step_of
 from papers import resized
+from ranks import Planner, plan_text, step_text, worse
 from report import Options, Question, key, option
 
 from rhino.ir.cluster.cluster import Cluster, cluster_to_text, load_cluster
@@ -19,6 +20,7 @@ from rhino.ir.mlir.reader import read_module
 from rhino.ir.units import format_bytes, format_seconds
 from rhino.passes.base import Remarks
 from rhino.passes.planner.staged_plan import cut_step, make_staged_plan
+from rhino.strategies.autotune.base import Estimate
 from rhino.strategies.pipeline.simulate import Simulation
 
 MODELS: Final = {"bert-large": {"batch": 256}, "t5-large": {"batch": 64}, "gpt-tiny": {}}
@@ -35,6 +37,7 @@ class Pipelined:
     """A model in stages on two groups of devices: stages of even work, and of each one's own, priced on both.
 
     `limit` is how much faster the step could be at most: the groups' rates together over twice the slower one's.
+    `unasked` is the plan that is found where nothing is asked for; None if it was not looked for.
     """
 
     model: str
@@ -42,6 +45,7 @@ class Pipelined:
     even: Simulation
     own: Simulation
     limit: float
+    unasked: Estimate | None
 
     @property
     def speedup(self) -> float:
@@ -80,7 +84,8 @@ def _compared(model: str, mixed: Cluster, options: Options) -> Pipelined:
             Path(file).write_text(cluster_to_text(cluster), encoding="utf-8")
         own = _simulated(text, model, files[0], files[0], options)
         even = _simulated(text, model, files[1], files[0], options)
-    return Pipelined(model, mixed.name, even, own, sum(rates) / (2 * min(rates)))
+        unasked = Planner(text, model, files[0]).unasked() if options.unasked else None
+    return Pipelined(model, mixed.name, even, own, sum(rates) / (2 * min(rates)), unasked)
 
 
 def _simulated(text: bytes, model: str, cut_for: str, on: str, options: Options) -> Simulation:
@@ -107,6 +112,7 @@ def _faults(found: Sequence[Pipelined]) -> Iterator[str]:
     for one in found:
         if one.speedup < 1:
             yield f"{one.model} on {one.devices}: stages of even work are faster"
+        yield from worse(one.unasked, one.own.timeline.end_s, f"{one.model} on {one.devices}")
 
 
 QUESTION: Final = Question(
@@ -122,6 +128,8 @@ QUESTION: Final = Question(
         "peaks": lambda one: _peaks(one.own),
         "times as fast": lambda one: f"{one.speedup:.2f}",
         "at most": key("limit", ".2f"),
+        "unasked": lambda one: plan_text(one.unasked),
+        "it takes": lambda one: step_text(one.unasked),
     },
     (
         option("--models", ["bert-large", "t5-large"], f"of {', '.join(MODELS)}"),
@@ -129,7 +137,8 @@ QUESTION: Final = Question(
         option("--devices", 4, "of each kind"),
         option("--stages", 4, "in all"),
         option("--micro-batches", 16, "of a step"),
+        option("--unasked", False, "look for the best plan, too"),
     ),
-    ("devices", "idle", "then idle", "peaks"),
+    ("devices", "idle", "then idle", "peaks", "unasked"),
     _faults,
 )
