@@ -207,10 +207,9 @@ def run_part(address: str, process: int, folder: Path) -> None:
     request_host_devices(sum(given.step.meshes[rank].num_devices for rank in team.ranks[process]), os.environ)
     sleep_op.register()
     job = join(address, process, team)
-    link = _TRANSPORTS[transport](job, team.process_of)
-    with Executor(
-        given.step, given.modules, devices_of_ranks(given.step, jax.devices(), team.ranks[process]), link
-    ) as executor:
+    link = _TRANSPORTS[transport](job)
+    devices = devices_of_ranks(given.step, jax.devices(), team.ranks[process])
+    with Executor(given.step, given.modules, devices, link, team.of_devices(given.step.meshes)) as executor:
         arguments = executor.place(given.arguments)
         took = []
         for _ in range(repeats + 1):

@@ -210,14 +210,15 @@ def run_part(address: str, process: int, folder: Path) -> None:
     os.sched_setaffinity(0, {cores[process]})  # before the backend starts its threads
     request_host_devices(1, os.environ)
     job = join(address, process, TEAM)
-    transport = SocketTransport(job, TEAM.process_of)
+    transport = SocketTransport(job)
     with ExitStack() as stack:
         turns = []
         for name in names:
             plan = load_plan(folder / name)
             assert plan.execution is not None, "replicas are programs"
             devices = devices_of_ranks(plan.execution.step, jax.local_devices(), TEAM.ranks[process])
-            executor = Executor(plan.execution.step, plan.execution.modules, devices, transport)
+            own = TEAM.of_devices(plan.meshes)
+            executor = Executor(plan.execution.step, plan.execution.modules, devices, transport, own)
             turns.append(executed_steps(stack.enter_context(executor), plan, inputs, NUM_COMPARED + rounds))
         for number in range(NUM_COMPARED):
             for name, steps in zip(names, turns, strict=True):

@@ -71,8 +71,8 @@ class Entry:
         """The program on its devices.
 
         Raises:
-            RhinoError: RHI-RUN-004 where there are too few, a rank is spread over two processes, or they are of another
-                platform than the function's kernels; RHI-JAX-008 where another process has another plan.
+            RhinoError: RHI-RUN-004 where there are too few, a process has none, or they are of another platform than
+                the function's kernels; RHI-JAX-008 where another process has another plan.
         """
         there = self.plan.devices[0] if self.plan.devices else jax.devices()[0]
         if self.traced.platform not in ("", there.platform):

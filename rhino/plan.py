@@ -136,7 +136,7 @@ class Plan:
     def team(self) -> Team | None:
         """The processes that have the ranks of stages; None where this process has all.
 
-        Raises RHI-RUN-004 for a rank that is spread over two processes.
+        Raises RHI-RUN-004 for a process that has no device of any.
         """
         return team_of(self.ranks) if self.facts.execution else None
 
@@ -151,9 +151,14 @@ class Plan:
 
     @cached_property
     def shared_sharding(self) -> NamedSharding:
-        """The sharding of a result that every process gets: replicated on the first rank of each."""
+        """The sharding of a result that every process gets: replicated on what each has of the first of its ranks."""
         assert self.team is not None
-        devices = [device for ranks in self.team.ranks for device in self.ranks[ranks[0]].devices]
+        devices = [
+            device
+            for process, ranks in enumerate(self.team.ranks)
+            for device in self.ranks[ranks[0]].devices
+            if device.process_index == process
+        ]
         return NamedSharding(Mesh(np.array(devices, dtype=object), ("devices",)), PartitionSpec())
 
     @property

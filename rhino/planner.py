@@ -47,7 +47,6 @@ from rhino.passes.sharding.planning_pass import OTHERS_NEED_LESS
 from rhino.passes.textual_pipelines import build_pass_manager
 from rhino.plan_options import PlanOptions
 from rhino.runtime.aot.compile import compiler_of
-from rhino.runtime.distributed.jax_job import num_processes
 from rhino.runtime.executor.inputs import nonnegative_arguments
 from rhino.source import key_words, read_traced, shapes, tensors, with_kinds
 from rhino.traced import Traced
@@ -202,7 +201,6 @@ def _setup(traced: Traced, request: PlanRequest, module: ir.Module) -> Setup:
         {name: text for name, text in request.options.items() if name in _SEARCHED},
         request.schedules(),
         own_shapes=True,
-        processes=num_processes(),
     )
 
 

@@ -36,11 +36,12 @@ class Spread:
     def __init__(self, plan: Plan, team: Team) -> None:
         """`team` holds the plan's ranks."""
         self.team = team
-        readers = {process: ranks[0] for process, ranks in enumerate(team.ranks)}
+        readers = [ranks[0] for ranks in team.ranks]
         assert plan.facts.execution is not None, "it is a plan of stage programs"
         self._execution = plan.facts.execution
-        self.step, copies = with_copies(self._execution.step, plan.shared, tuple(readers.values()))
-        self.lasting = _lasting(self._execution.step, team)
+        self.step, copies = with_copies(self._execution.step, plan.shared, tuple(dict.fromkeys(readers)))
+        self._processes = tuple([tuple([device.process_index for device in rank.devices]) for rank in plan.ranks])
+        self.lasting = _lasting(self._execution.step, self._processes)
         self._plan = plan
         self._wanted = plan.argument_shardings
         self._ranks = [one.rank for one in plan.facts.arguments]
@@ -59,7 +60,7 @@ class Spread:
         if number in plan.shared:
             handler = array_handler(layout.shape, dtype_of(layout), plan.shared_sharding)
             self._shared[number] = copies[number, reader], handler
-        elif self.team.process_of[slot.rank] != process:
+        elif process not in self._processes[slot.rank]:
             one = plan.facts.results[number]
             shape, sharding = layout.shape, plan.ranks[slot.rank].placement(layout)
             if one.viewed:
@@ -92,7 +93,7 @@ class Spread:
         """
         meeting, plan, own = meet(), self._plan, self.team.ranks[jax.process_index()]
         devices = {rank: plan.ranks[rank].devices for rank in own}
-        made = Executor(self.step, self._execution.modules, devices, meeting.transport.holding(self.team.process_of))
+        made = Executor(self.step, self._execution.modules, devices, meeting.transport, self._processes)
         meeting.executors.append(weakref.ref(made))
         return made
 
@@ -100,16 +101,18 @@ class Spread:
         wanted = self._wanted[number]
         if leaf.sharding is wanted or leaf.is_fully_addressable or same_placement(leaf.sharding, wanted, leaf.ndim):
             return leaf
-        process = self.team.process_of[self._ranks[number]]
-        devices: set[Any] = leaf.sharding.device_set
-        holders = sorted({device.process_index for device in devices})
-        if leaf.is_fully_replicated and process in holders:
-            return leaf.addressable_data(0) if process == jax.process_index() else leaf
+        rank, devices = self._ranks[number], set[Any](leaf.sharding.device_set)
+        holders = {device.process_index for device in devices}
+        takers = set(self._processes[rank])
+        if leaf.is_fully_replicated and takers <= holders:
+            return leaf.addressable_data(0) if jax.process_index() in takers else leaf
+        if devices == wanted.device_set:
+            return leaf  # the executor lays it out anew
         name = self._plan.facts.arguments[number].path
+        where, to = (" and ".join(map(str, sorted(one))) for one in (holders, takers))
         raise RhinoError(
             "RHI-JAX-009",
-            f"{name} is in process {' and '.join(map(str, holders))}, "
-            f"and the plan has it on rank {self._ranks[number]}, in process {process}: "
+            f"{name} is in process {where}, and the plan has it on rank {rank}, in process {to}: "
             "a step in stages moves no arguments between processes",
             fix="make it there with init, or pass it from the host, whole in every process",
         )
@@ -140,18 +143,18 @@ def with_copies(step: Step, results: Container[int], ranks: Sequence[int]) -> tu
     return replace(step, slots=tuple(slots), instructions=tuple(instructions)), numbers
 
 
-def _lasting(step: Step, team: Team) -> frozenset[int]:
+def _lasting(step: Step, processes: Sequence[Sequence[int]]) -> frozenset[int]:
     """Returns the arguments whose arrays a step must not delete.
 
-    These are results too, or another process may still fetch them.
+    These are results too, or another process may still fetch them. `processes` [ranks][devices] is where each device
+    is.
     """
-    process_of = team.process_of
     fetched = {one.source for one in step.instructions if isinstance(one, Fetch)}
     sent = {
         one.source
         for one in step.instructions
         if isinstance(one, Transfer)
-        and process_of[step.slots[one.source].rank] != process_of[step.slots[one.target].rank]
+        and len({*processes[step.slots[one.source].rank], *processes[step.slots[one.target].rank]}) > 1
     }
     return frozenset(
         one.argument for one in step.instructions if isinstance(one, Feed) and one.target in fetched | sent

@@ -253,11 +253,11 @@ def _run_part(plan: Plan, execution: Execution, options: Namespace) -> None:
     request_host_devices(sum(plan.meshes[rank].num_devices for rank in ranks), os.environ)
     devices = devices_of_ranks(execution.step, jax.local_devices(), ranks)
     job = join(address, process, team)
-    transport = SocketTransport(job, team.process_of)
+    transport, processes = SocketTransport(job), team.of_devices(plan.meshes)
     recorder = Recorder() if options.trace else None
     signature = signature_of(plan)
     with (
-        Executor(execution.step, execution.modules, devices, transport, recorder=recorder) as executor,
+        Executor(execution.step, execution.modules, devices, transport, processes, recorder=recorder) as executor,
         Watchdog(executor, options.stall_limit, job),
     ):
         for step in _steps(executor, plan, _Inputs.of(execution, signature, options), options.steps):

@@ -17,7 +17,7 @@ from itertools import product
 from rhino.ir.cluster.mesh import Mesh
 from rhino.ir.graph.elements import element_bytes
 from rhino.ir.plan.instructions import Layout, Step, Transfer
-from rhino.ir.plan.step_memory import local_bytes
+from rhino.ir.plan.step_memory import local_bytes, local_shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +44,13 @@ def pieces(source: Layout, source_mesh: Mesh, target: Layout, target_mesh: Mesh)
     holders: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
     for device, block in enumerate(_blocks(source, source_mesh)):
         holders[block].append(device)
-    sizes = _block_shape(source, source_mesh)
+    sizes = _steps(source, source_mesh)
     sent = [0] * source_mesh.num_devices
     found = []
     for device, block in enumerate(_blocks(target, target_mesh)):
         spans = [
             list(_spans(at * own, min((at + 1) * own, size), step))
-            for at, own, size, step in zip(block, _block_shape(target, target_mesh), source.shape, sizes, strict=True)
+            for at, own, size, step in zip(block, _steps(target, target_mesh), source.shape, sizes, strict=True)
         ]
         for place in product(*(range(len(one)) for one in spans)):
             chosen = [one[at] for one, at in zip(spans, place, strict=True)]
@@ -75,15 +75,9 @@ def sent_bytes(step: Step, one: Transfer) -> int:
     return max(*sent, *received)
 
 
-def _block_shape(layout: Layout, mesh: Mesh) -> tuple[int, ...]:
-    """Returns the shape of a device's part."""
-    sizes = dict(mesh.axes)
-    return tuple(
-        [
-            max(1, -(-size // math.prod(sizes[axis] for axis in axes)))
-            for size, axes in zip(layout.shape, layout.dims, strict=True)
-        ]
-    )
+def _steps(layout: Layout, mesh: Mesh) -> tuple[int, ...]:
+    """Returns at what multiples, along each dim, the next part begins."""
+    return tuple([max(1, size) for size in local_shape(layout, mesh)])
 
 
 def _blocks(layout: Layout, mesh: Mesh) -> Iterator[tuple[int, ...]]:

@@ -33,14 +33,18 @@ class RankMemory:
 
 def local_bytes(layout: Layout, mesh: Mesh, memory: MemoryKind = DEVICE) -> int:
     """Returns the bytes of a memory that a device's part of an array takes: none where it lies in the other."""
-    if layout.memory != memory:
-        return 0
+    return math.prod(local_shape(layout, mesh)) * element_bytes(layout.dtype) if layout.memory == memory else 0
+
+
+def local_shape(layout: Layout, mesh: Mesh) -> tuple[int, ...]:
+    """Returns the shape of a device's part of an array."""
     sizes = dict(mesh.axes)
-    parts = [
-        -(-size // math.prod(sizes[axis] for axis in axes))
-        for size, axes in zip(layout.shape, layout.dims, strict=True)
-    ]
-    return math.prod(parts) * element_bytes(layout.dtype)
+    return tuple(
+        [
+            -(-size // math.prod(sizes[axis] for axis in axes))
+            for size, axes in zip(layout.shape, layout.dims, strict=True)
+        ]
+    )
 
 
 def memory_of(step: Step, temp_bytes: Sequence[int] = ()) -> tuple[RankMemory, ...]:

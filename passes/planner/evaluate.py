@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import compress
 from math import inf, prod
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -21,7 +20,7 @@ import numpy as np
 
 from rhino.ir.arrays import Ints
 from rhino.ir.cluster.cluster import Cluster, load_cluster, mesh_axes, takes_three_axes
-from rhino.ir.cluster.groups import num_units, rank_budgets, rank_clusters, rank_devices, rank_groups
+from rhino.ir.cluster.groups import num_units, rank_budgets, rank_clusters, rank_groups
 from rhino.ir.cluster.hardware import Line
 from rhino.ir.cluster.mesh import Mesh, mesh_of_shape, option_of_meshes
 from rhino.ir.cluster.placement import placements
@@ -221,12 +220,8 @@ class Evaluator:
         return {target: tuple(clusters.values()) for target, clusters in found.items()}
 
     def orders(self, sizes: Sequence[int]) -> tuple[Cluster, ...]:
-        """Returns the orders of devices that are looked at for ranks of `sizes` [ranks], none in two processes."""
-        first, *others = placements(self.cluster, sizes)
-        share = max(1, self.cluster.num_devices // self.setup.processes)
-        ranks = [rank_devices(one, sizes) for one in others]
-        in_one = [all(len({device // share for device in own}) == 1 for own in every) for every in ranks]
-        return first, *compress(others, in_one)
+        """Returns the orders of devices that are looked at for ranks of `sizes` [ranks]."""
+        return placements(self.cluster, sizes)
 
     def on_unlike_ranks(self, config: PlanConfig, cutoff_s: float) -> Outcome:
         """Returns the outcome of a configuration whose ranks have unlike meshes."""

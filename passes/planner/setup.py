@@ -48,8 +48,7 @@ class Setup:
     Stages are cut within one of `tolerances` of the best balance. With `own_shapes` arrays have the shapes of the step
     as written between steps: what is stored as blocks is moved in each, and estimates are of steps without. Replicas
     take `shares` of the micro-batches, where they are given. With `recomputes` each stage may recompute what its memory
-    asks for, where a configuration has no share for all. Of several `processes` each has as many of the cluster's
-    devices, one process after another, and a rank's devices are of one.
+    asks for, where a configuration has no share for all.
     """
 
     module: bytes
@@ -64,7 +63,6 @@ class Setup:
     own_shapes: bool = False
     shares: tuple[int, ...] = ()
     recomputes: bool = False
-    processes: int = 1
 
 
 def in_own_types(setup: Setup) -> Setup:

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import accumulate, count, pairwise
 from typing import Any, Final
 
 import jax
@@ -33,65 +33,52 @@ _SAID: Final = count()
 """A number for each time that the processes of a job tell each other something."""
 
 
-def num_processes() -> int:
-    """Returns how many processes JAX's job has, 1 outside of one. No backend is started to tell."""
-    return distributed.global_state.num_processes or 1
-
-
 def deal_devices(sizes: Sequence[int], placed: Devices = ()) -> tuple[jax.Device, ...]:
     """Returns devices for ranks of `sizes` [ranks], one rank after another, or all up to the last of those `placed`.
 
-    They are JAX's first devices, or in a job the first devices of each process; where ranks have devices by number,
-    those of all processes, one process after another.
+    They are JAX's first devices. In a job each process holds whole ranks, on its first devices, where that can be. Else
+    a rank is of as many processes as it has a share of all devices that ranks have, with as many devices of each; and
+    where that cannot be either, ranks take devices one process after another, as those do that have them by number.
 
     Raises:
-        RhinoError: RHI-RUN-004 where there are too few, or fewer ranks than processes.
+        RhinoError: RHI-RUN-004 where there are too few.
     """
-    if jax.process_count() == 1 or placed:
+    num_processes = jax.process_count()
+    if num_processes == 1 or placed:
         return pick_devices(num_reached(sizes, placed))
-    team = share_ranks(sizes, jax.process_count())
-    dealt: list[jax.Device] = []
-    for process, ranks in enumerate(team.ranks):
-        there = [device for device in jax.devices() if device.process_index == process]
-        needed = sum(sizes[rank] for rank in ranks)
-        if len(there) < needed:
-            what = f"{team.name(process)} needs {needed} devices, and has {len(there)}"
-            fix = (
-                "start processes with more devices, or plan for a smaller mesh: the devices of a rank are of one "
-                "process"
-            )
-            raise RhinoError("RHI-RUN-004", what, fix=fix)
-        dealt += there[:needed]
-    return tuple(dealt)
+    there: list[list[jax.Device]] = [[] for _ in range(num_processes)]
+    for device in jax.devices():
+        there[device.process_index].append(device)
+    if num_processes <= len(sizes):
+        taken = [sum(sizes[rank] for rank in ranks) for ranks in share_ranks(sizes, num_processes).ranks]
+    else:
+        ends = [end * num_processes // sum(sizes) for end in accumulate(sizes, initial=0)]
+        spans = [end - start for start, end in pairwise(ends)]
+        if any(not span or size % span for size, span in zip(sizes, spans, strict=True)):
+            return pick_devices(sum(sizes))
+        taken = [size // span for size, span in zip(sizes, spans, strict=True) for _ in range(span)]
+    if any(len(own) < count for own, count in zip(there, taken, strict=True)):
+        return pick_devices(sum(sizes))
+    return tuple([device for own, count in zip(there, taken, strict=True) for device in own[:count]])
 
 
 def team_of(ranks: Sequence[RankDevices]) -> Team | None:
     """Returns the processes that hold the ranks; None where this one holds all.
 
     Raises:
-        RhinoError: RHI-RUN-004 where the devices of a rank are of two processes, or a process has no rank.
+        RhinoError: RHI-RUN-004 where a process has no device of any rank.
     """
-    holders = [sorted({device.process_index for device in rank.devices}) for rank in ranks]
-    if all(one == [jax.process_index()] for one in holders):
+    holders = [{device.process_index for device in rank.devices} for rank in ranks]
+    if all(one == {jax.process_index()} for one in holders):
         return None
-    for rank, processes in zip(ranks, holders, strict=True):
-        if len(processes) > 1:
-            where = ", ".join(f"{device.id} of process {device.process_index}" for device in rank.devices)
-            what = f"rank {rank.rank} is spread over processes {' and '.join(map(str, processes))}"
-            fix = (
-                "give devices in an order in which those of a rank are of one process, or plan for a mesh that a "
-                "process can hold"
-            )
-            raise RhinoError("RHI-RUN-004", what, notes=(f"its devices are {where}",), fix=fix)
     ranks_of = [
-        tuple(rank.rank for rank, (one,) in zip(ranks, holders, strict=True) if one == process)
+        tuple(rank.rank for rank, own in zip(ranks, holders, strict=True) if process in own)
         for process in range(jax.process_count())
     ]
     if not all(ranks_of):
-        what = f"process {ranks_of.index(())} holds none of {len(ranks)} ranks"
-        raise RhinoError(
-            "RHI-RUN-004", what, fix="give each process a rank: plan for as many stages as processes, or more"
-        )
+        what = f"process {ranks_of.index(())} holds no device of {len(ranks)} ranks"
+        fix = "give each process some: plan for more devices, or give devices in another order"
+        raise RhinoError("RHI-RUN-004", what, fix=fix)
     return Team(tuple(ranks_of))
 
 
@@ -138,7 +125,7 @@ def meet(heartbeat_s: int = DEFAULT_HEARTBEAT_S) -> Meeting:
         team, process, host = Team(((),) * jax.process_count()), jax.process_index(), own_host()
         service, address = start_service(len(team.ranks), heartbeat_s, host) if process == 0 else (None, "")
         job = join(said_by_all(address)[0], process, team, heartbeat_s=heartbeat_s, host=host)
-        _met.append(Meeting(job, service, SocketTransport(job, ())))
+        _met.append(Meeting(job, service, SocketTransport(job)))
         atexit.register(_met[0].leave)  # before JAX leaves its job, which it registered before
     return _met[0]
 

@@ -24,6 +24,7 @@ from typing import Any, Final, TextIO
 import jax
 from jaxlib import _jax, utils
 
+from rhino.ir.cluster.mesh import Mesh
 from rhino.ir.diagnostics import ExitCode, RhinoError
 
 DEFAULT_HEARTBEAT_S: Final = 10
@@ -42,15 +43,17 @@ _ENDED_FIX: Final = "look for the first error in the output of that process, and
 
 @dataclass(frozen=True, slots=True)
 class Team:
-    """The processes of a run, by number, and the ranks that each holds; none where that differs from step to step."""
+    """The processes of a run, by number, and the ranks that each holds; none where that differs from step to step.
+
+    Several processes may hold one rank, each some of its devices.
+    """
 
     ranks: tuple[tuple[int, ...], ...]
 
-    @property
-    def process_of(self) -> tuple[int, ...]:
-        """The process of each rank."""
-        pairs = sorted((rank, process) for process, ranks in enumerate(self.ranks) for rank in ranks)
-        return tuple(process for _, process in pairs)
+    def of_devices(self, meshes: Sequence[Mesh]) -> tuple[tuple[int, ...], ...]:
+        """Returns the process of each device of ranks of these meshes [ranks][devices], each held by one process."""
+        holder = {rank: process for process, ranks in enumerate(self.ranks) for rank in ranks}
+        return tuple([(holder[rank],) * mesh.num_devices for rank, mesh in enumerate(meshes)])
 
     def name(self, process: int) -> str:
         """Returns a process in words."""

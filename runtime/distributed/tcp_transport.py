@@ -14,29 +14,32 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Final
+from typing import ClassVar, Final, TypeAlias
 
 import jax
 import numpy as np
 
-from rhino.runtime.executor.moves import Parts, Taking
-from rhino.runtime.executor.transport import Job, Peers, Receive, Send, wire_uid
+from rhino.runtime.executor.moves import Parts
+from rhino.runtime.executor.transport import Job, Receive, Send, wire_uid
 
-_HEAD: Final = struct.Struct("!QQ")
-"""A transfer's name and the bytes that follow."""
+_HEAD: Final = struct.Struct("!QQQ")
+"""The process that gives, what its parts are called, and the bytes that follow."""
+
+_Name: TypeAlias = tuple[int, int]
+"""The first two of these."""
 
 
 class _Inbox:
-    """What has arrived, by the transfer's name."""
+    """What has arrived, by its name."""
 
     def __init__(self) -> None:
-        self._frames: dict[int, bytearray] = {}
+        self._frames: dict[_Name, bytearray] = {}
         self._changed = threading.Condition()
         self._lost = False
 
-    def put(self, uid: int, frame: bytearray) -> None:
+    def put(self, name: _Name, frame: bytearray) -> None:
         with self._changed:
-            self._frames[uid] = frame
+            self._frames[name] = frame
             self._changed.notify_all()
 
     def lose(self) -> None:
@@ -44,12 +47,12 @@ class _Inbox:
             self._lost = True
             self._changed.notify_all()
 
-    def take(self, uid: int) -> bytearray:
+    def take(self, name: _Name) -> bytearray:
         with self._changed:
-            self._changed.wait_for(lambda: uid in self._frames or self._lost)
-            if uid not in self._frames:
+            self._changed.wait_for(lambda: name in self._frames or self._lost)
+            if name not in self._frames:
                 raise ConnectionError("a process that arrays come from has closed its connection")
-            return self._frames.pop(uid)
+            return self._frames.pop(name)
 
 
 class StreamTransport:
@@ -57,9 +60,10 @@ class StreamTransport:
 
     waits: ClassVar[bool] = True
 
-    def __init__(self, job: Job, process_of: Sequence[int]) -> None:
-        """`process_of` is the process of each rank."""
-        self._peers = Peers(job, tuple(process_of))
+    def __init__(self, job: Job) -> None:
+        """Listens, and tells the others where."""
+        self.process = job.process
+        self._job = job
         self._inbox = _Inbox()
         self._outboxes: dict[int, queue.SimpleQueue[tuple[int, list[jax.Array]] | None]] = {}
         self._listener = socket.create_server((job.host, 0))
@@ -70,29 +74,31 @@ class StreamTransport:
 
     def next_step(self) -> int:
         """Returns the number of the next step."""
-        return self._peers.job.begin_step()
+        return self._job.begin_step()
 
-    def sender(self, uid: int, peer: int, cut: Callable[[jax.Array], Parts]) -> Send:
-        """Returns what leaves an array to the thread that writes to the peer's process."""
-        outbox = self._connect(self._peers.process(peer))
-        return lambda step, array: outbox.put((wire_uid(step, uid), cut(array)))
+    def sender(self, uid: int, process: int) -> Send:
+        """Returns what leaves parts of an array to the thread that writes to a process."""
+        outbox = self._connect(process)
+        return lambda step, parts: outbox.put((wire_uid(step, uid, process), parts))
 
-    def receiver(self, uid: int, peer: int, taking: Taking) -> Receive:
-        """Returns what waits for the parts of an array and places them."""
-        ends = np.cumsum([math.prod(shape) for shape in taking.shapes])[:-1]
-        devices = list(taking.devices)
+    def receiver(self, uid: int, process: int, kinds: Sequence[jax.ShapeDtypeStruct]) -> Receive:
+        """Returns what waits for the parts that a process gives, and places them."""
+        ends = np.cumsum([math.prod(one.shape) for one in kinds])[:-1]
+        shardings = [one.sharding for one in kinds]
 
-        def receive(step: int) -> jax.Array:
-            parts = np.split(np.frombuffer(self._inbox.take(wire_uid(step, uid)), taking.dtype), ends)
-            shaped = [part.reshape(shape) for part, shape in zip(parts, taking.shapes, strict=True)]
+        def receive(step: int) -> Parts:
+            frame = self._inbox.take((process, wire_uid(step, uid, self.process)))
+            parts = np.split(np.frombuffer(frame, kinds[0].dtype), ends)
+            shaped = [part.reshape(one.shape) for part, one in zip(parts, kinds, strict=True)]
             with jax.enable_x64(True):  # else 64-bit values would be narrowed
-                return taking.join(jax.device_put(shaped, devices, may_alias=False))
+                placed: Parts = jax.device_put(shaped, shardings, may_alias=False)
+            return placed
 
         return receive
 
     def explain(self) -> None:
         """Waits for the job's verdict."""
-        self._peers.job.await_verdict()
+        self._job.await_verdict()
 
     def close(self) -> None:
         """Writes what is left, closes all connections and ends the threads.
@@ -115,7 +121,7 @@ class StreamTransport:
 
     def _connect(self, process: int) -> queue.SimpleQueue[tuple[int, list[jax.Array]] | None]:
         if process not in self._outboxes:
-            host, _, port = self._peers.job.lookup(f"stream/{process}").rpartition(":")
+            host, _, port = self._job.lookup(f"stream/{process}").rpartition(":")
             connection = socket.create_connection((host, int(port)))
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             outbox = self._outboxes[process] = queue.SimpleQueue()
@@ -127,7 +133,7 @@ class StreamTransport:
             while (one := outbox.get()) is not None:
                 uid, parts = one
                 buffers = [np.ascontiguousarray(part).reshape(-1).view(np.uint8) for part in parts]
-                connection.sendall(_HEAD.pack(uid, sum(part.nbytes for part in buffers)))
+                connection.sendall(_HEAD.pack(self.process, uid, sum(part.nbytes for part in buffers)))
                 for part in buffers:
                     connection.sendall(part.data)
 
@@ -142,11 +148,11 @@ class StreamTransport:
         with connection, connection.makefile("rb", buffering=0) as stream:
             try:
                 while len(head := _read_all(stream, _HEAD.size)) == _HEAD.size:
-                    uid, size = _HEAD.unpack(head)
+                    *name, size = _HEAD.unpack(head)
                     frame = _read_all(stream, size)
                     if len(frame) < size:
                         break
-                    self._inbox.put(uid, frame)
+                    self._inbox.put((name[0], name[1]), frame)
             except OSError:
                 pass
         self._inbox.lose()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from operator import itemgetter
 from typing import Any, Protocol, TypeAlias, TypeVar, assert_never
 
@@ -36,9 +37,9 @@ from rhino.ir.plan.instructions import (
     writes,
 )
 from rhino.runtime.executor.executable import same_placement
-from rhino.runtime.executor.moves import Move, bind_giving, bind_taking
+from rhino.runtime.executor.moves import Move, Parts, bind_giving, bind_taking
 from rhino.runtime.executor.rank_program import RankDevices, RankProgram, dtype_of
-from rhino.runtime.executor.transport import Transport, bind_copy
+from rhino.runtime.executor.transport import Transport, bind_copy, bind_piece_copies
 
 Action: TypeAlias = Callable[[], None]
 Bound = TypeVar("Bound")
@@ -96,19 +97,24 @@ class DispatchQueue:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Binder:
-    """What instructions are bound to. `queue_of` says in which queue each rank's instructions run."""
+    """What instructions are bound to.
+
+    `queue_of` says in which queue each rank's instructions run, and `processes` [ranks][devices] in which process each
+    device of each rank is, where there are several.
+    """
 
     step: Step
     ranks: Mapping[int, RankDevices]
     programs: Mapping[tuple[int, int], RankProgram]
     queue_of: Mapping[int, int]
     transport: Transport | None
+    processes: Sequence[Sequence[int]]
     memory: Memory
     recorder: Observer | None = None
     bound: dict[object, Any] = field(default_factory=dict)
     """What was compiled for moves that are alike."""
     transfers: dict[int, Transfer] = field(default_factory=dict)
-    """The step's transfers by number, once a process has one side of one."""
+    """The step's transfers by number, once one is bound."""
 
     def bind(self, instructions: Sequence[Local], *, checked: bool) -> tuple[list[DispatchQueue], list[threading.Lock]]:
         """Returns the queues of a list, and the locks that they wait at.
@@ -162,11 +168,11 @@ class Binder:
     def _layout(self, slot: int) -> Layout:
         return self.step.slots[slot].layout
 
-    def _bound(self, bind: Callable[..., Bound], move: Move, *ranks: RankDevices) -> Bound:
-        """What `bind` makes of a move between these ranks, once for all that are alike."""
-        key = bind, move, *(one.rank for one in ranks)
+    def _bound(self, bind: Callable[..., Bound], move: Move, *given: RankDevices | tuple[int, ...]) -> Bound:
+        """What `bind` makes of a move, of ranks and numbers of pieces, once for all that are alike."""
+        key = bind, move, *(one.rank if isinstance(one, RankDevices) else one for one in given)
         if key not in self.bound:
-            self.bound[key] = bind(move, *ranks)
+            self.bound[key] = bind(move, *given)
         found: Bound = self.bound[key]
         return found
 
@@ -174,11 +180,13 @@ class Binder:
         step = self.step
         return Move(self._layout(source), step.mesh_of(source), self._layout(target), step.mesh_of(target))
 
-    def _move_of(self, uid: int) -> Move:
-        """The move that a transfer is, which this process has one side of."""
+    def _transfer(self, uid: int) -> Transfer:
         if not self.transfers:
             self.transfers.update({one.uid: one for one in self.step.instructions if isinstance(one, Transfer)})
-        return self._move(self.transfers[uid].source, self.transfers[uid].target)
+        return self.transfers[uid]
+
+    def _move_of(self, uid: int) -> Move:
+        return self._move(self._transfer(uid).source, self._transfer(uid).target)
 
     def _target(self, slot: int) -> RankDevices:
         return self.ranks[self.step.slots[slot].rank]
@@ -188,24 +196,14 @@ class Binder:
         match one:
             case Run():
                 return self._run(place, one, checked=checked)
-            case Copy(_, source, target):
-                copy = self._bound(bind_copy, self._move(source, target), self._target(source), self._target(target))
-
-                def action() -> None:
-                    slots[target] = copy(slots[source])
-
+            case Copy(uid, source, target):
+                action = self._copy(uid, source, target)
                 return _then(self._check(source), action) if checked else action
-            case Send(uid, source, peer):
-                send = self._transport.sender(
-                    uid, peer, self._bound(bind_giving, self._move_of(uid), self._target(source))
-                )
-
-                def action() -> None:
-                    send(memory.step, slots[source])
-
+            case Send(uid, source):
+                action = self._send(uid, source)
                 return _then(self._check(source), action) if checked else action
-            case Receive():
-                return self._receive(one)
+            case Receive(uid, target):
+                return self._receive(uid, target)
             case Free(freed):
 
                 def action() -> None:
@@ -267,14 +265,78 @@ class Binder:
 
         return _then(lambda: program.executable.check(take(slots)), action) if checked else action
 
-    def _receive(self, one: Receive) -> Action:
-        memory, slots, target = self.memory, self.memory.slots, one.target
-        receive = self._transport.receiver(
-            one.uid, one.peer, self._bound(bind_taking, self._move_of(one.uid), self._target(target))
-        )
+    def _copy(self, uid: int, source: int, target: int) -> Action:
+        """Copies what stays in this process, between two ranks that it has devices of; sends and receives the rest."""
+        slots, move = self.memory.slots, self._move(source, target)
+        if not self._shares(uid):
+            copy = self._bound(bind_copy, move, self._target(source), self._target(target))
+
+            def whole() -> None:
+                slots[target] = copy(slots[source])
+
+            return whole
+        return _then(self._send(uid, source), self._receive(uid, target, source))
+
+    def _shares(self, uid: int) -> dict[tuple[int, int], tuple[int, ...]]:
+        """Returns the pieces of a transfer, by number, that go from one process to another, by these.
+
+        Of those within a process are the ones of this process. Returns nothing where all are.
+        """
+        if self.transport is None:
+            return {}
+        one, move = self._transfer(uid), self._move_of(uid)
+        giving, taking = (self.processes[self.step.slots[slot].rank] for slot in (one.source, one.target))
+        key = move, tuple(giving), tuple(taking)
+        if key not in self.bound:
+            found: dict[tuple[int, int], list[int]] = {}
+            for number, piece in enumerate(move.pieces()):
+                found.setdefault((giving[piece.source], taking[piece.target]), []).append(number)
+            own = self.transport.process
+            self.bound[key] = {
+                pair: tuple(numbers) for pair, numbers in found.items() if own in pair and found.keys() != {(own, own)}
+            }
+        shares: dict[tuple[int, int], tuple[int, ...]] = self.bound[key]
+        return shares
+
+    def _send(self, uid: int, source: int) -> Action:
+        """Sends what other processes take of an array."""
+        memory, slots, move, rank = self.memory, self.memory.slots, self._move_of(uid), self._target(source)
+        own = self._transport.process
+        sends = [
+            (self._bound(bind_giving, move, rank, numbers), self._transport.sender(uid, taker))
+            for (giver, taker), numbers in self._shares(uid).items()
+            if giver == own != taker
+        ]
 
         def action() -> None:
-            slots[target] = receive(memory.step)
+            for cut, send in sends:
+                send(memory.step, cut(slots[source]))
+
+        return action
+
+    def _receive(self, uid: int, target: int, source: int | None = None) -> Action:
+        """Receives what other processes give of an array, and copies what of `source` is here."""
+        memory, slots, move, own = self.memory, self.memory.slots, self._move_of(uid), self._transport.process
+        taking = self._bound(bind_taking, move, self._target(target))
+        kinds = dict(zip(taking.numbers, taking.kinds, strict=True))
+        takes: list[Callable[[], Parts]] = []
+        order: list[int] = []
+        for (giver, taker), numbers in self._shares(uid).items():
+            if taker != own:
+                continue
+            order += numbers
+            if giver == own:
+                assert source is not None, "a process that gives itself parts has devices of both ranks"
+                copy = self._bound(bind_piece_copies, move, self._target(source), self._target(target), numbers)
+                takes.append(partial(_of_slot, copy, slots, source))
+            else:
+                receive = self._transport.receiver(uid, giver, [kinds[number] for number in numbers])
+                takes.append(partial(_of_step, receive, memory))
+        places, join = [order.index(number) for number in taking.numbers], taking.join
+
+        def action() -> None:
+            parts = [part for take in takes for part in take()]
+            slots[target] = join([parts[place] for place in places])
 
         return action
 
@@ -327,6 +389,14 @@ def _picker(slots: tuple[int, ...]) -> Take:
             return lambda arrays: (arrays[slot],)
         case _:
             return itemgetter(*slots)
+
+
+def _of_slot(copy: Callable[[Any], Parts], slots: Sequence[Any], slot: int) -> Parts:
+    return copy(slots[slot])
+
+
+def _of_step(receive: Callable[[int], Parts], memory: Memory) -> Parts:
+    return receive(memory.step)
 
 
 def _then(first: Action, second: Action) -> Action:

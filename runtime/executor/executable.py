@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any, Final
 
 import jax
@@ -324,6 +325,32 @@ def same_placement(got: jax.sharding.Sharding, expected: jax.sharding.Sharding, 
     """Says whether arrays of `rank` dims lie alike under both."""
     # The order of devices is part of equivalence; their number is compared first, for the comparison assumes it.
     return len(got.device_set) == len(expected.device_set) and bool(got.is_equivalent_to(expected, rank))
+
+
+def put(values: Sequence[Host | jax.Array], shardings: Sequence[jax.sharding.Sharding]) -> list[jax.Array]:
+    """Returns copies of `values` laid out so; where devices are of several processes each of these has to call this.
+
+    A value that this process has whole is taken to be the same in all: nothing is compared, for not all processes of a
+    job need have a part.
+    """
+    at_once = [one.is_fully_addressable for one in shardings]
+    with jax.enable_x64(True):  # else 64-bit host values would be narrowed
+        moved = iter(
+            jax.device_put(list(compress(values, at_once)), list(compress(shardings, at_once)), may_alias=False)
+        )
+        return [
+            next(moved) if here else _put_part(value, sharding)
+            for value, sharding, here in zip(values, shardings, at_once, strict=True)
+        ]
+
+
+def _put_part(value: Host | jax.Array, sharding: jax.sharding.Sharding) -> jax.Array:
+    """Returns a copy of a value on devices of several processes, of which this one places its own part."""
+    if isinstance(value, jax.Array) and not value.is_fully_addressable:
+        moved: jax.Array = jax.device_put(value, sharding, may_alias=False)
+        return moved
+    whole = np.asarray(value)
+    return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
 
 
 def off_host(array: Host | jax.Array) -> Host | jax.Array:

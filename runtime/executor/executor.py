@@ -39,7 +39,7 @@ from rhino.ir.plan.verify import verify
 from rhino.runtime.executor.binding import Binder, Memory, Observer
 from rhino.runtime.executor.compile_cache import CompileCache
 from rhino.runtime.executor.dispatch_threads import DispatchThreads
-from rhino.runtime.executor.executable import Host, failed_run, off_host, same_placement
+from rhino.runtime.executor.executable import Host, failed_run, off_host, put, same_placement
 from rhino.runtime.executor.rank_program import RankDevices, compile_programs, dtype_of
 from rhino.runtime.executor.transport import Transport
 
@@ -73,6 +73,9 @@ class Progress:
 class Executor:
     """A step on the devices of this process's ranks.
 
+    Every process runs its part of the step's list in the list's order, so programs of ranks in several processes start
+    in one order everywhere, and none waits for what stands behind it.
+
     Shapes: arguments and results are global, in their stored shape.
     """
 
@@ -82,6 +85,7 @@ class Executor:
         modules: Mapping[str, ir.Module | str],
         devices: Mapping[int, Sequence[jax.Device]],
         transport: Transport | None = None,
+        processes: Sequence[Sequence[int]] = (),
         *,
         cache: CompileCache | None = None,
         threads: bool = True,
@@ -92,8 +96,10 @@ class Executor:
         Args:
             step: what to run.
             modules: the programs' modules, by the names that the step has for them.
-            devices: the ranks of this process, and the devices of each in its mesh's order.
-            transport: moves arrays to and from ranks of other processes.
+            devices: the ranks of this process, and the devices of each in its mesh's order. A rank may be of several
+                processes: each has it with all of its devices.
+            transport: moves arrays to and from other processes.
+            processes: the process of each device of each rank [ranks][devices], where there is a transport.
             cache: what has been compiled before.
             threads: whether each rank is dispatched by a thread of its own, where all have one device. Where some have
                 several, one thread dispatches all: XLA's CPU client launches one program on several devices at a time,
@@ -106,6 +112,12 @@ class Executor:
         """
         num_results = _count(one.result for one in step.instructions if isinstance(one, Fetch))
         verify(step, _count(one.argument for one in step.instructions if isinstance(one, Feed)), num_results)
+        if transport is not None and len(processes) != step.num_ranks:
+            raise RhinoError(
+                "RHI-RUN-004",
+                f"the step has {step.num_ranks} ranks, and the processes of {len(processes)} are given",
+                fix="say in which process each device of each rank is",
+            )
         self.step = step
         self.ranks = tuple(sorted(devices))
         self.instructions = project(step, self.ranks)
@@ -136,7 +148,7 @@ class Executor:
         queue_of = {rank: number if threads else 0 for number, rank in enumerate(self.ranks)}
         if recorder is not None:
             recorder.attach(step, self.instructions)
-        binder = Binder(step, rank_devices, self.programs, queue_of, transport, self.memory, recorder)
+        binder = Binder(step, rank_devices, self.programs, queue_of, transport, processes, self.memory, recorder)
         self._checked, self._fast = (binder.bind(self._numbered(), checked=checked) for checked in (True, False))
         self._threads = DispatchThreads(len(self._fast[0]), self.memory)
         self._num_steps = 0
@@ -295,10 +307,7 @@ class Executor:
                 late.append((len(placed), value, target.sharding))
                 placed.append(None)
         if late:
-            with jax.enable_x64(True):  # else 64-bit host values would be narrowed
-                arrays = jax.device_put(
-                    [off_host(value) for _, value, _ in late], [sharding for _, _, sharding in late], may_alias=False
-                )
+            arrays = put([off_host(value) for _, value, _ in late], [sharding for _, _, sharding in late])
             for (number, _, _), array in zip(late, arrays, strict=True):
                 placed[number] = array
         return placed  # type: ignore[return-value]
@@ -356,8 +365,7 @@ def _count(numbers: Iterable[int]) -> int:
 
 
 def _constant(number: int, layout: Layout, rank: RankDevices) -> Any:  # noqa: ANN401
-    with jax.enable_x64(True):
-        return jax.device_put(np.full(layout.shape, number, dtype_of(layout)), rank.placement(layout))
+    return put([np.full(layout.shape, number, dtype_of(layout))], [rank.placement(layout)])[0]
 
 
 def _checked_argument(target: Target, arguments: Sequence[Argument]) -> Host | jax.Array:

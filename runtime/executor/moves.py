@@ -3,6 +3,9 @@
 Between ranks of equal meshes each device gives what it has, to the device of its number. Between others each gives the
 pieces that `rhino.ir.plan.pieces` says: one program on a device that gives cuts them, and one on a device that takes
 puts its part together. These programs are of one device each, compiled before the first step.
+
+Ranks may lie in several processes. Then each process cuts and takes the pieces of its own devices, and a piece goes
+from the process of the one device to that of the other.
 """
 
 from __future__ import annotations
@@ -13,12 +16,12 @@ from itertools import groupby
 from typing import Any, TypeAlias
 
 import jax
-import numpy as np
 from jax import lax
 
 from rhino.ir.cluster.mesh import Mesh
 from rhino.ir.plan.instructions import Layout
 from rhino.ir.plan.pieces import Piece, pieces
+from rhino.ir.plan.step_memory import local_shape
 from rhino.runtime.executor.rank_program import RankDevices, dtype_of
 
 Parts: TypeAlias = list[jax.Array]
@@ -34,42 +37,49 @@ class Move:
     target: Layout
     target_mesh: Mesh
 
+    @property
+    def is_whole(self) -> bool:
+        """Says whether every device gives what it has to the device of its number."""
+        return self.source_mesh == self.target_mesh
+
     def pieces(self) -> tuple[Piece, ...]:
-        """Returns what is sent, by the device that takes it; nothing where every device gives what it has."""
-        if self.source_mesh == self.target_mesh:
-            return ()
+        """Returns what is sent, by the device that takes it."""
+        if self.is_whole:
+            shape, start = local_shape(self.source, self.source_mesh), (0,) * len(self.source.shape)
+            return tuple([Piece(one, one, start, shape, start) for one in range(self.source_mesh.num_devices)])
         return pieces(self.source, self.source_mesh, self.target, self.target_mesh)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Taking:
-    """What a rank takes: parts of these `shapes` and one `dtype` on `devices`, of which `join` makes the array."""
+    """What a rank takes on its devices of this process: the pieces of these `numbers`, of which `join` makes the array.
 
-    shapes: tuple[tuple[int, ...], ...]
-    dtype: np.dtype[np.generic]
-    devices: tuple[jax.Device, ...]
+    `kinds` has the shape, dtype and device of each.
+    """
+
+    numbers: tuple[int, ...]
+    kinds: tuple[jax.ShapeDtypeStruct, ...]
     join: Callable[[Parts], jax.Array]
 
 
-def bind_giving(move: Move, rank: RankDevices) -> Callable[[jax.Array], Parts]:
-    """Returns a function that cuts an array of `rank` into what the other rank takes; it waits for nothing."""
-    found = move.pieces()
-    if not found:
-        return parts_of
-    placement = rank.placement(move.source)
-    part_shape = placement.shard_shape(move.source.shape)
-    order = sorted(range(len(found)), key=lambda number: found[number].source)
+def bind_giving(move: Move, rank: RankDevices, numbers: Sequence[int]) -> Callable[[jax.Array], Parts]:
+    """Returns a function that cuts the pieces of these numbers out of an array of `rank`; it waits for nothing.
+
+    They lie on devices of this process.
+    """
+    every, place = move.pieces(), {device: at for at, device in enumerate(rank.here)}
+    part_shape = rank.placement(move.source).shard_shape(move.source.shape)
+    order = sorted(range(len(numbers)), key=lambda at: every[numbers[at]].source)
     cutters: list[tuple[int, list[int], Callable[..., Parts] | None]] = []
-    for source, numbers in groupby(order, key=lambda number: found[number].source):
-        own = list(numbers)
-        spans = [found[number] for number in own]
+    for source, group in groupby(order, key=lambda at: every[numbers[at]].source):
+        own = list(group)
+        spans = [every[numbers[at]] for at in own]
         if all(one.shape == part_shape for one in spans):
-            cutters.append((source, own, None))
+            cutters.append((place[source], own, None))
             continue
-        shape = jax.ShapeDtypeStruct(
-            part_shape, dtype_of(move.source), sharding=jax.sharding.SingleDeviceSharding(rank.devices[source])
-        )
-        cutters.append((source, own, _compiled(_cutter(spans), shape)))
+        cutters.append((place[source], own, _compiled(_cutter(spans), _kind(move.source, part_shape, rank, source))))
+    if move.is_whole and len(numbers) == len(rank.here):
+        return parts_of
 
     def cut(array: jax.Array) -> Parts:
         parts = parts_of(array)
@@ -77,23 +87,23 @@ def bind_giving(move: Move, rank: RankDevices) -> Callable[[jax.Array], Parts]:
         for source, own, cutter in cutters:
             made = [parts[source]] * len(own) if cutter is None else cutter(parts[source])
             given.update(zip(own, made, strict=True))
-        return [given[number] for number in range(len(found))]
+        return [given[at] for at in range(len(numbers))]
 
     return cut
 
 
 def bind_taking(move: Move, rank: RankDevices) -> Taking:
-    """Returns what `rank` takes of a move."""
-    found, handler, dtype = move.pieces(), rank.handler(move.target), dtype_of(move.target)
-    if not found:
-        shape = rank.placement(move.target).shard_shape(move.target.shape)
-        return Taking((shape,) * len(rank.devices), dtype, rank.devices, handler)
+    """Returns what `rank` takes of a move on its devices of this process."""
+    every, handler, here = move.pieces(), rank.handler(move.target), frozenset(rank.here)
+    numbers = tuple([number for number, one in enumerate(every) if one.target in here])
+    kinds = {number: _kind(move.target, every[number].shape, rank, every[number].target) for number in numbers}
     joiners = []
-    for target, own in groupby(found, key=lambda one: one.target):
-        sharding = jax.sharding.SingleDeviceSharding(rank.devices[target])
+    for _, own in groupby(numbers, key=lambda number: every[number].target):
         group = list(own)
-        shapes = [jax.ShapeDtypeStruct(one.shape, dtype, sharding=sharding) for one in group]
-        joiners.append((len(group), _compiled(_joiner(group), *shapes) if len(group) > 1 else None))
+        joiner = _joiner([every[number] for number in group])
+        joiners.append(
+            (len(group), _compiled(joiner, *[kinds[number] for number in group]) if len(group) > 1 else None)
+        )
 
     def join(parts: Parts) -> jax.Array:
         made, start = [], 0
@@ -102,13 +112,18 @@ def bind_taking(move: Move, rank: RankDevices) -> Taking:
             start += count
         return handler(made)
 
-    devices = tuple([rank.devices[one.target] for one in found])
-    return Taking(tuple([one.shape for one in found]), dtype, devices, join)
+    return Taking(numbers, tuple(kinds.values()), handler if move.is_whole else join)
 
 
 def parts_of(array: jax.Array) -> Parts:
-    """Returns what each device holds of an array, in the order of its mesh."""
+    """Returns what each device of this process holds of an array, in the order of its mesh."""
     return [shard.data for shard in array.addressable_shards]
+
+
+def _kind(layout: Layout, shape: tuple[int, ...], rank: RankDevices, device: int) -> jax.ShapeDtypeStruct:
+    """Returns the kind of a block of an array on one device of a rank."""
+    sharding = jax.sharding.SingleDeviceSharding(rank.devices[device])
+    return jax.ShapeDtypeStruct(shape, dtype_of(layout), sharding=sharding)
 
 
 def _compiled(function: Callable[..., Any], *shapes: jax.ShapeDtypeStruct) -> Callable[..., Any]:

@@ -37,7 +37,10 @@ class RankProgram:
 
 
 class RankDevices:
-    """One rank's mesh of devices; each layout's sharding is one object, so that arrays of it are told by identity."""
+    """One rank's mesh of devices; each layout's sharding is one object, so that arrays of it are told by identity.
+
+    The devices may be of several processes; `here` are the places of those of this one.
+    """
 
     def __init__(self, rank: int, mesh: Mesh, devices: Sequence[jax.Device]) -> None:
         """Raises RHI-RUN-004 where the mesh wants another number of devices."""
@@ -50,6 +53,8 @@ class RankDevices:
         self.rank = rank
         self.mesh = mesh
         self.devices = tuple(devices)
+        own = jax.process_index()
+        self.here = tuple([place for place, one in enumerate(self.devices) if one.process_index == own])
         self.jax_mesh = jax.sharding.Mesh(np.array(self.devices, dtype=object).reshape(mesh.shape), mesh.names)
         self._shardings: dict[tuple[Dims, MemoryKind], jax.sharding.NamedSharding] = {}
 
@@ -74,7 +79,7 @@ class RankDevices:
         return self.sharding(layout.dims, layout.memory)
 
     def handler(self, layout: Layout) -> Handler:
-        """Returns what makes an array of `layout` of its parts."""
+        """Returns what makes an array of `layout` of its parts on the devices of this process."""
         return array_handler(layout.shape, dtype_of(layout), self.placement(layout))
 
 

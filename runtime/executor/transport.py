@@ -1,39 +1,38 @@
 """How an array comes from one rank to another: by a copy inside a process, or through a transport between processes.
 
-What parts are sent, and what is made of them, `rhino.runtime.executor.moves` says. On the wire a transfer is known by
-the number of the step and its own number within the step, packed in 63 bits: no two transfers of a job have the same.
+What parts are sent, and what is made of them, `rhino.runtime.executor.moves` says. On the wire what a process gives
+another is known by the number of the step, the transfer's own within the step and that of the process which takes it,
+packed in 63 bits: no two that a process gives have the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from copy import copy
-from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Protocol
 
 import jax
 from jax.experimental import transfer
 from jaxlib import xla_client
 
-from rhino.ir.diagnostics import RhinoError
-from rhino.runtime.executor.moves import Move, Parts, Taking, bind_giving, bind_taking
+from rhino.runtime.executor.moves import Move, Parts, bind_giving, bind_taking
 from rhino.runtime.executor.rank_program import RankDevices
 
 UID_BITS: Final = 24
-_STEP_BITS: Final = 63 - UID_BITS
+_PROCESS_BITS: Final = 12
+_STEP_BITS: Final = 63 - UID_BITS - _PROCESS_BITS
 
-Send = Callable[[int, jax.Array], None]
-"""Gives an array of the step of this number away."""
+Send = Callable[[int, Parts], None]
+"""Gives parts of an array of the step of this number away."""
 
-Receive = Callable[[int], jax.Array]
-"""Returns the array of the step of this number."""
+Receive = Callable[[int], Parts]
+"""Returns the parts of the array of the step of this number."""
 
 
-def wire_uid(step: int, uid: int) -> int:
-    """Returns what a transfer is called between processes."""
-    assert 0 <= uid < 1 << UID_BITS, uid
-    assert 0 <= step < 1 << _STEP_BITS, step
-    return step << UID_BITS | uid
+def wire_uid(step: int, uid: int, taker: int) -> int:
+    """Returns what the share of process `taker` in a transfer is called between processes."""
+    for number, bits in ((step, _STEP_BITS), (uid, UID_BITS), (taker, _PROCESS_BITS)):
+        assert 0 <= number < 1 << bits, (number, bits)
+    return (step << UID_BITS | uid) << _PROCESS_BITS | taker
 
 
 def bind_copy(move: Move, source: RankDevices, target: RankDevices) -> Callable[[jax.Array], jax.Array]:
@@ -41,17 +40,28 @@ def bind_copy(move: Move, source: RankDevices, target: RankDevices) -> Callable[
 
     It does not wait for the array to be computed.
     """
+    if not move.is_whole:
+        taking = bind_taking(move, target)
+        pieces = bind_piece_copies(move, source, target, taking.numbers)
+        return lambda array: taking.join(pieces(array))
     copy = xla_client.batched_copy_array_to_devices_with_sharding
-    if not move.pieces():
-        devices = [xla_client.DeviceList(target.devices)]
-        shardings = [target.placement(move.target)]
-        semantics = [xla_client.ArrayCopySemantics.ALWAYS_COPY]
-        return lambda array: copy([array], devices, shardings, semantics)[0]
-    cut, taking = bind_giving(move, source), bind_taking(move, target)
-    each = [xla_client.DeviceList((device,)) for device in taking.devices]
-    single = [jax.sharding.SingleDeviceSharding(device) for device in taking.devices]
+    devices = [xla_client.DeviceList(target.devices)]
+    shardings = [target.placement(move.target)]
+    semantics = [xla_client.ArrayCopySemantics.ALWAYS_COPY]
+    return lambda array: copy([array], devices, shardings, semantics)[0]
+
+
+def bind_piece_copies(
+    move: Move, source: RankDevices, target: RankDevices, numbers: Sequence[int]
+) -> Callable[[jax.Array], Parts]:
+    """Returns a function that copies pieces, by number, from devices of this process to others of it."""
+    copy = xla_client.batched_copy_array_to_devices_with_sharding
+    cut, every = bind_giving(move, source, numbers), move.pieces()
+    devices = [target.devices[every[number].target] for number in numbers]
+    shardings = [jax.sharding.SingleDeviceSharding(one) for one in devices]
+    each = [xla_client.DeviceList((one,)) for one in devices]
     always = [xla_client.ArrayCopySemantics.ALWAYS_COPY] * len(each)
-    return lambda array: taking.join(copy(cut(array), each, single, always))
+    return lambda array: copy(cut(array), each, shardings, always)
 
 
 class Job(Protocol):
@@ -85,6 +95,10 @@ class Transport(Protocol):
     """
 
     @property
+    def process(self) -> int:
+        """This process's number."""
+
+    @property
     def waits(self) -> bool:
         """Whether receiving waits for the array to arrive.
 
@@ -94,16 +108,16 @@ class Transport(Protocol):
     def next_step(self) -> int:
         """Returns the number of the next step."""
 
-    def sender(self, uid: int, peer: int, cut: Callable[[jax.Array], Parts]) -> Send:
-        """Returns what gives the array of transfer `uid`, cut into parts, to rank `peer`; it never waits.
+    def sender(self, uid: int, process: int) -> Send:
+        """Returns what gives parts of the array of transfer `uid` to a process; it never waits.
 
-        Connects to the peer's process if it is new.
+        Connects to the process if it is new.
         """
 
-    def receiver(self, uid: int, peer: int, taking: Taking) -> Receive:
-        """Returns what takes the array of transfer `uid` from rank `peer`.
+    def receiver(self, uid: int, process: int, kinds: Sequence[jax.ShapeDtypeStruct]) -> Receive:
+        """Returns what takes the parts of the array of transfer `uid` that a process gives, of these kinds.
 
-        Connects to the peer's process if it is new.
+        Connects to the process if it is new.
         """
 
     def explain(self) -> None:
@@ -113,65 +127,38 @@ class Transport(Protocol):
         """Gives up all connections."""
 
 
-@dataclass(frozen=True, slots=True)
-class Peers:
-    """The process of each rank."""
-
-    job: Job
-    process_of: tuple[int, ...]
-
-    def process(self, rank: int) -> int:
-        """Returns the process that holds a rank."""
-        if not 0 <= rank < len(self.process_of):
-            raise RhinoError(
-                "RHI-RUN-004",
-                f"the step has a rank {rank}, and the processes hold ranks 0 to {len(self.process_of) - 1}",
-                fix="share all ranks of the step among the processes",
-            )
-        return self.process_of[rank]
-
-
 class SocketTransport:
     """JAX's transfer server: neither side waits, and transfers overtake one another."""
 
     waits: ClassVar[bool] = False
 
-    def __init__(self, job: Job, process_of: Sequence[int]) -> None:
-        """`process_of` is the process of each rank."""
-        self._peers = Peers(job, tuple(process_of))
+    def __init__(self, job: Job) -> None:
+        """Starts the server, and tells the others its address."""
+        self.process = job.process
+        self._job = job
         local = f"{job.host}:0"
         self._server: Any = transfer.start_transfer_server(jax.local_devices()[0].client, local, [local])
         self._connections: dict[int, Any] = {}
         job.publish(f"transfer-server/{job.process}", self._server.address())
 
-    def holding(self, process_of: Sequence[int]) -> SocketTransport:
-        """Returns this transport for steps whose ranks are held so; connections are shared."""
-        other = copy(self)
-        other._peers = Peers(self._peers.job, tuple(process_of))
-        return other
-
     def next_step(self) -> int:
         """Returns the number of the next step."""
-        return self._peers.job.begin_step()
+        return self._job.begin_step()
 
-    def sender(self, uid: int, peer: int, cut: Callable[[jax.Array], Parts]) -> Send:
-        """Returns what offers the parts of an array to whoever asks for them by the transfer's name."""
-        self._connect(self._peers.process(peer))
+    def sender(self, uid: int, process: int) -> Send:
+        """Returns what offers parts of an array to a process that asks for them by the transfer's name."""
+        self._connect(process)
         offer = self._server.await_pull
-        return lambda step, array: offer(wire_uid(step, uid), cut(array))
+        return lambda step, parts: offer(wire_uid(step, uid, process), parts)
 
-    def receiver(self, uid: int, peer: int, taking: Taking) -> Receive:
-        """Returns what asks for the parts, and gives an array of them before they are there."""
-        pull = self._connect(self._peers.process(peer)).pull
-        wanted = [
-            jax.ShapeDtypeStruct(shape, taking.dtype, sharding=jax.sharding.SingleDeviceSharding(device))
-            for shape, device in zip(taking.shapes, taking.devices, strict=True)
-        ]
-        return lambda step: taking.join(pull(wire_uid(step, uid), wanted))
+    def receiver(self, uid: int, process: int, kinds: Sequence[jax.ShapeDtypeStruct]) -> Receive:
+        """Returns what asks a process for parts, and gives arrays of them before they are there."""
+        pull, wanted, own = self._connect(process).pull, list(kinds), self.process
+        return lambda step: pull(wire_uid(step, uid, own), wanted)
 
     def explain(self) -> None:
         """Waits for the job's verdict."""
-        self._peers.job.await_verdict()
+        self._job.await_verdict()
 
     def close(self) -> None:
         """Gives up all connections."""
@@ -181,5 +168,5 @@ class SocketTransport:
     def _connect(self, process: int) -> Any:  # noqa: ANN401
         """The connection to a process, made the first time."""
         if process not in self._connections:
-            self._connections[process] = self._server.connect(self._peers.job.lookup(f"transfer-server/{process}"))
+            self._connections[process] = self._server.connect(self._job.lookup(f"transfer-server/{process}"))
         return self._connections[process]

@@ -28,11 +28,10 @@ def main(address: str, process: int, folder: Path) -> int:
     step, team = given["step"], given["team"]
     request_host_devices(sum(step.meshes[rank].num_devices for rank in team.ranks[process]), os.environ)
     job = join(address, process, team, heartbeat_s=given["heartbeat_s"])
-    transport = TRANSPORTS[given["transport"]](job, team.process_of)
+    transport = TRANSPORTS[given["transport"]](job)
     arguments = list(given["arguments"])
-    with Executor(
-        step, given["modules"], devices_of_ranks(step, jax.local_devices(), team.ranks[process]), transport
-    ) as executor:
+    devices = devices_of_ranks(step, jax.local_devices(), team.ranks[process])
+    with Executor(step, given["modules"], devices, transport, team.of_devices(step.meshes)) as executor:
         watchdog = Watchdog(executor, given["limit_s"], job)
         losses = []
         number = 0

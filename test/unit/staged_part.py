@@ -118,7 +118,9 @@ def main(address: str, process: int, folder: Path, model: str, plans: str, end: 
         left, read = training.train(fast)
         np.savez(folder / f"out-{process}-{mesh}.npz", read=np.array(read), **here(left))
     state = left[0]
-    (folder / f"refused-{process}").write_text("\n".join(refused(training, folder, state)))
+    crossed = training.kept(folder, "2", [jax.devices()[number] for number in (0, 2, 1, 3)])
+    np.save(folder / f"crossed-{process}", np.array(training.train(crossed)[1]))
+    (folder / f"refused-{process}").write_text(refused(training, folder, state))
     if process == 1:
         if end == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -128,19 +130,14 @@ def main(address: str, process: int, folder: Path, model: str, plans: str, end: 
         float(seen["loss"])
 
 
-def refused(training: Training, folder: Path, state: Any) -> list[str]:
-    """Returns what is said of what cannot be: a rank that is spread over both, and a state that lies in the other."""
-    crossed, swapped = (
-        training.kept(folder, "2", [jax.devices()[number] for number in order])
-        for order in ((0, 2, 1, 3), (2, 3, 0, 1))
-    )
-    said = []
-    for call in (lambda: crossed.init(training.init, jax.random.key(0)), lambda: swapped(state, training.batch(0))):
-        try:
-            call()
-        except RhinoError as error:
-            said.append(error.render())
-    return said
+def refused(training: Training, folder: Path, state: Any) -> str:
+    """Returns what is told of a state that lies in the other process."""
+    swapped = training.kept(folder, "2", [jax.devices()[number] for number in (2, 3, 0, 1)])
+    try:
+        swapped(state, training.batch(0))
+    except RhinoError as error:
+        return error.render()
+    return ""
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 import scanned_part
 import scanned_steps
+import spread_part
 import staged_part
-import unlike_part
 from tied_step import tied
 
 from rhino.ir.diagnostics import RhinoError
@@ -127,9 +127,10 @@ def test_two_processes_train_in_stages_as_one_does(tmp_path: Path, model: str, p
         assert {*outs[0].files, *outs[1].files} == set(wanted)
         assert all((out[name] == wanted[name]).all() for out in outs for name in out.files)
     for process in range(2):
-        spread, moved = (tmp_path / f"refused-{process}").read_text().split("error: ")[1:]
-        assert "[RHI-RUN-004] rank 0 is spread over processes 0 and 1" in spread
-        assert "[RHI-JAX-009] state['" in moved
+        # Both ranks lie in both processes: the losses are those of ranks in one each.
+        assert (np.load(tmp_path / f"crossed-{process}.npy") == expected["2"]["read"]).all()
+        moved = (tmp_path / f"refused-{process}").read_text()
+        assert "error: [RHI-JAX-009] state['" in moved
         assert f"is in process {1 - process}, and the plan has it on rank {1 - process}, in process {process}:" in moved
     assert codes[0] == 1
     assert f"error: [RHI-RUN-007] {words}\n  note: seen by process 0" in said[0]
@@ -157,24 +158,30 @@ def test_each_process_has_the_rows_of_its_layers(tmp_path: Path):
 
 
 @pytest.mark.long
-def test_three_processes_train_on_unlike_devices_as_one_device_does(tmp_path: Path):
-    """Shares of 5 and 3, ranks of 4, 2 and 2 devices, stages on two groups, scopes on 8 and 4 devices; with dropout."""
-    step, expected = tied(unlike_part.PLANS["uneven replicas"][0])
+@pytest.mark.parametrize("job", spread_part.JOBS)
+def test_processes_train_in_ranks_as_one_device_does(tmp_path: Path, job: str):
+    """With dropout.
+
+    Shares of 5 and 3, ranks of 4, 2 and 2 devices, stages on two groups, scopes on 8 and 4 devices; ranks that lie in
+    two processes, and processes that have parts of two ranks.
+    """
+    devices, plans = spread_part.JOBS[job]
+    step, expected = tied(next(iter(plans.values()))[0])
     alone, losses = jax.jit(step), []
-    for number in range(unlike_part.NUM_STEPS):
-        expected, loss = alone(expected, unlike_part.BATCH, np.int32(number))
+    for number in range(spread_part.NUM_STEPS):
+        expected, loss = alone(expected, spread_part.BATCH, np.int32(number))
         losses.append(float(loss))
-    for name, (scopes, options) in unlike_part.PLANS.items():
-        fast = unlike_part.ready(scopes, **options)
-        fast.plan(expected, unlike_part.BATCH, np.int32(0)).save(tmp_path / name)
-        state, found = unlike_part.train(fast)
+    for name, (scopes, options) in plans.items():
+        fast = spread_part.ready(scopes, **options)
+        fast.plan(expected, spread_part.BATCH, np.int32(0)).save(tmp_path / name)
+        state, found = spread_part.train(fast)
         np.testing.assert_allclose(found, losses, rtol=1e-6)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), state, expected)
-    codes = launched(tmp_path, unlike_part.__file__, *[(str(tmp_path),)] * 3)
-    assert codes == [0] * 3, [(tmp_path / f"said-{process}").read_text() for process in range(3)]
-    for name in unlike_part.PLANS:
+    codes = launched(tmp_path, spread_part.__file__, *[(str(tmp_path), job)] * len(devices))
+    assert codes == [0] * len(devices), [(tmp_path / f"said-{one}").read_text() for one in range(len(devices))]
+    for name in plans:
         missing = {leaf: np.ones(array.shape, bool) for leaf, array in expected.items()}
-        for process in range(3):
+        for process in range(len(devices)):
             with np.load(tmp_path / f"{name}-{process}.npz") as out:
                 np.testing.assert_allclose(out["losses"], losses, rtol=1e-6)
                 for leaf, _, index in (part.partition("-") for part in out.files if part != "losses"):
@@ -191,8 +198,17 @@ def test_ranks_are_dealt_to_processes_whole(monkeypatch: pytest.MonkeyPatch):
     assert [one.id for one in deal_devices((2, 2))] == [0, 1, 3, 4]
     assert [one.id for one in deal_devices((1, 1, 1))] == [0, 1, 3]
     assert [one.id for one in deal_devices((2, 2), ((0, 4), (1, 3)))] == [0, 1, 2, 3, 4]
-    with pytest.raises(RhinoError, match=r"RHI-RUN-004.*process 0 \(ranks 0, 1\) needs 4 devices, and has 3"):
-        deal_devices((2, 2, 2))
+    assert [one.id for one in deal_devices((2, 2, 2))] == [0, 1, 2, 3, 4, 5]
     ranks = [SimpleNamespace(rank=rank, devices=there[3 + rank : 4 + rank]) for rank in range(2)]
-    with pytest.raises(RhinoError, match=r"RHI-RUN-004.*process 0 holds none of 2 ranks"):
+    with pytest.raises(RhinoError, match=r"RHI-RUN-004.*process 0 holds no device of 2 ranks"):
         team_of(ranks)
+
+
+def test_ranks_are_dealt_to_more_processes_in_equal_parts(monkeypatch: pytest.MonkeyPatch):
+    there = [SimpleNamespace(id=number, process_index=number // 2) for number in range(8)]
+    monkeypatch.setattr(jax, "process_count", lambda: 4)
+    monkeypatch.setattr(jax, "devices", lambda: there)
+    assert [one.id for one in deal_devices((2, 2))] == [0, 2, 4, 6]
+    assert [one.id for one in deal_devices((2, 4, 2))] == [*range(8)]
+    assert [one.id for one in deal_devices((4,))] == [0, 2, 4, 6]
+    assert [one.id for one in deal_devices((3, 3))] == [*range(6)]

@@ -83,18 +83,6 @@ def test_no_ranks_are_better_than_those_on_the_devices_that_are_found(
     assert moved == other
 
 
-def test_no_rank_is_planned_for_two_processes_of_a_job(tmp_path: Path):
-    """Where each process has a node or a group, stages may be on groups in any order, and none in both."""
-    step = text(front_heavy_step.step_of(tokens=64, hidden=32, wide=64, layers=1, batch=8))
-    for cluster, in_one, in_two in ((nodes(2, 2), 2, 1), (groups(), 3, 2)):
-        planner = evaluator(tmp_path, cluster, step)
-        counts = []
-        for processes in (1, 2):
-            planner.setup = replace(planner.setup, processes=processes)
-            counts.append(len(planner.orders((2, 2))))
-        assert counts == [in_one, in_two]
-
-
 @pytest.fixture(scope="module")
 def splitting(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A cluster on which it pays to split the tiniest tensor, and to send little."""

@@ -21,6 +21,7 @@ import psutil
 import pytest
 from pipelined_mlp import Pipelined, pipelined
 
+from rhino.ir.cluster.mesh import mesh_of_shape
 from rhino.ir.diagnostics import RhinoError
 from rhino.runtime.distributed.processes import Team, launch, share_ranks, start_service
 from rhino.runtime.executor.executor import Executor, devices_of_ranks
@@ -117,8 +118,8 @@ def test_two_processes_give_what_one_gives(tmp_path: Path, transport: str, num_s
     assert launch(command(tmp_path), team, heartbeat_s=HEARTBEAT_S) == 0
     outs = [np.load(tmp_path / f"out-{process}.npz") for process in range(2)]
     assert outs[1]["losses"].tolist() == losses
-    for rank in range(num_stages):
-        assert (outs[team.process_of[rank]][f"w{rank}"] == np.asarray(arguments[rank])).all()
+    for out, ranks in zip(outs, team.ranks, strict=True):
+        assert all((out[f"w{rank}"] == np.asarray(arguments[rank])).all() for rank in ranks)
 
 
 @pytest.mark.parametrize("victim", [0, 1])
@@ -196,8 +197,7 @@ def test_a_step_that_stands_still_is_told_of_by_all(tmp_path: Path):
 
 def test_ranks_are_dealt_in_rows():
     assert share_ranks([1] * 5, 2) == Team(((0, 1, 2), (3, 4)))
-    assert share_ranks([1] * 5, 2).process_of == (0, 0, 0, 1, 1)
-    assert share_ranks([2] * 4, 4).process_of == (0, 1, 2, 3)
+    assert share_ranks([2] * 2, 2).of_devices([mesh_of_shape((2,))] * 2) == ((0, 0), (1, 1))
     assert share_ranks([4, 2, 2], 2).ranks == ((0,), (1, 2))
     assert share_ranks([1, 1, 4, 2], 2).ranks == ((0, 1, 2), (3,))
     assert share_ranks([1, 1, 4], 3).ranks == ((0,), (1,), (2,))

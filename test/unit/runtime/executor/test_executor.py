@@ -309,9 +309,9 @@ class TestPrograms:
 
 class TestTransports:
     def test_numbers_on_the_wire(self):
-        assert wire_uid(0, 5) == 5
-        assert wire_uid(3, 5) == (3 << 24) + 5
-        assert wire_uid((1 << 39) - 1, (1 << 24) - 1) == (1 << 63) - 1
+        assert wire_uid(0, 0, 5) == 5
+        assert wire_uid(3, 2, 5) == (3 << 36) + (2 << 12) + 5
+        assert wire_uid((1 << 27) - 1, (1 << 24) - 1, (1 << 12) - 1) == (1 << 63) - 1
 
     @pytest.mark.parametrize("transport", TRANSPORTS)
     def test_between_two_sets_of_ranks(self, transport: Callable[..., Transport]):
@@ -324,13 +324,12 @@ class TestTransports:
 
         def half(process: int) -> None:
             ours = (0, 1) if process == 0 else (2, 3)
-            link = transport(FakeJob(board, process), (0, 0, 1, 1))
+            link = transport(FakeJob(board, process))
             try:
                 # Two executors share the connections.
                 for _ in range(2):
-                    with Executor(
-                        one.step, one.modules, {rank: devices[rank] for rank in ours}, link, cache=CACHE
-                    ) as run:
+                    own = {rank: devices[rank] for rank in ours}
+                    with Executor(one.step, one.modules, own, link, ((0,), (0,), (1,), (1,)), cache=CACHE) as run:
                         arguments: list = list(one.arguments)
                         losses = []
                         for _ in range(3):
@@ -356,15 +355,15 @@ class TestTransports:
 
     def test_a_transport_that_fails(self):
         class Broken:
-            waits = True
+            process, waits = 0, True
 
             def next_step(self):
                 return 0
 
-            def sender(self, uid, peer, cut):
-                return lambda step, array: None
+            def sender(self, uid, process):
+                return lambda step, parts: None
 
-            def receiver(self, uid, peer, taking):
+            def receiver(self, uid, process, kinds):
                 def receive(step):
                     raise ConnectionError("the line is dead")
 
@@ -374,7 +373,10 @@ class TestTransports:
                 self.explained = True
 
         one, link = mlp(3), Broken()
-        with Executor(one.step, one.modules, {0: jax.devices()[:1], 2: jax.devices()[2:3]}, link, cache=CACHE) as run:
+        own = {0: jax.devices()[:1], 2: jax.devices()[2:3]}
+        with raises("RHI-RUN-004", "the step has 3 ranks, and the processes of 2 are given"):
+            Executor(one.step, one.modules, own, link, ((0,), (1,)), cache=CACHE)
+        with Executor(one.step, one.modules, own, link, ((0,), (1,), (0,)), cache=CACHE) as run:
             with raises("RHI-RUN-005", r"the line is dead\n  note: it was transfer \d+ from rank 1 to rank [02]"):
                 run.run(one.arguments)
             assert link.explained

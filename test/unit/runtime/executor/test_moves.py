@@ -31,7 +31,7 @@ def drawn_layout(random: np.random.Generator, mesh: Mesh, dtype: str) -> Layout:
 
 @pytest.mark.parametrize(("shape", "other", "dtype"), CASES)
 def test_moved_arrays_are_whole(shape: tuple[int, ...], other: tuple[int, ...], dtype: str):
-    """By a copy inside a process, and as the parts that go between two."""
+    """By a copy inside a process, and as the parts that go between two, all at once or some of them at a time."""
     random = np.random.default_rng(len(shape) + other[0])
     meshes = mesh_of_shape(shape), mesh_of_shape(other)
     source, target = (
@@ -47,11 +47,22 @@ def test_moved_arrays_are_whole(shape: tuple[int, ...], other: tuple[int, ...], 
     with jax.enable_x64(True):
         array = jax.device_put(values, source.placement(given))
     taking = bind_taking(move, target)
-    parts = [np.asarray(part) for part in bind_giving(move, source)(array)]
-    assert tuple(part.shape for part in parts) == taking.shapes
-    with jax.enable_x64(True):
-        joined = taking.join(jax.device_put(parts, list(taking.devices)))
-    for found in (bind_copy(move, source, target)(array), joined):
+    shares = [tuple(number for number in taking.numbers if number % 3 == rest) for rest in range(3)]
+    joined = []
+    for some in ([taking.numbers], [share for share in shares if share]):
+        parts = {
+            number: np.asarray(part)
+            for own in some
+            for number, part in zip(own, bind_giving(move, source, own)(array), strict=True)
+        }
+        assert [parts[number].shape for number in taking.numbers] == [kind.shape for kind in taking.kinds]
+        with jax.enable_x64(True):
+            placed = [
+                jax.device_put(parts[number], kind.sharding)
+                for number, kind in zip(taking.numbers, taking.kinds, strict=True)
+            ]
+            joined.append(taking.join(placed))
+    for found in (bind_copy(move, source, target)(array), *joined):
         assert found.sharding == target.placement(wanted)
         assert found.dtype == values.dtype
         assert (np.asarray(found) == values).all()

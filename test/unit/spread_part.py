@@ -1,6 +1,6 @@
-"""One of several processes that train by plans on unlike devices: `unlike_part.py ADDRESS PROCESS FOLDER`.
+"""One of several processes that train by plans in ranks: `spread_part.py ADDRESS PROCESS FOLDER JOB`.
 
-Plans are in the folder. Losses, and what of the state lies here, go there for each of them.
+The plans of a job are in the folder. Losses, and what of the state lies here, go there for each of them.
 """
 
 import os
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import jax
 import numpy as np
@@ -20,15 +20,15 @@ from tied_step import Params, Scope, tied
 import rhino
 from rhino.runtime.executor.devices import request_host_devices
 
-DEVICES: Final = (4, 2, 2)
-"""Those of each process."""
-
 NUM_STEPS: Final = 3
 BATCH: Final = np.random.default_rng(9).normal(size=(32, 16)).astype(np.float32)
 _NONE: Final = (nullcontext,) * 3
 _ON_8_AND_4: Final = (partial(rhino.replicate, 4), partial(rhino.split, 8), partial(rhino.replicate, 4))
 
-PLANS: Final[Mapping[str, tuple[tuple[Scope, ...], dict[str, Any]]]] = {
+Plans: TypeAlias = Mapping[str, tuple[tuple[Scope, ...], dict[str, Any]]]
+"""By name: the scopes of a step, and how it is planned."""
+
+_UNLIKE: Final[Plans] = {
     "uneven replicas": (
         _NONE,
         {"cluster": of_two_kinds("cpu4", 1.7), "mesh": "2", "replicas": "5;5;3;3"},
@@ -40,7 +40,20 @@ PLANS: Final[Mapping[str, tuple[tuple[Scope, ...], dict[str, Any]]]] = {
     ),
     "scopes on 8 and 4": (_ON_8_AND_4, {"cluster": "cpu8", "mesh": "4x2"}),
 }
-"""By name: the scopes of the step, and how it is planned."""
+_IN_SEVERAL: Final[Plans] = {
+    "ranks of two processes": (_NONE, {"cluster": "cpu8", "stages": 2, "mesh": "2x2", "micro_batches": 4}),
+    "one of two processes": (_NONE, {"cluster": "cpu8", "stages": "2+4+2", "micro_batches": 4}),
+    "two in two processes": (
+        _NONE,
+        {"cluster": "cpu8@0,4,1,5,2,6,3,7", "stages": 4, "mesh": "2", "micro_batches": 4},
+    ),
+}
+
+JOBS: Final[Mapping[str, tuple[tuple[int, ...], Plans]]] = {
+    "unlike": ((4, 2, 2), _UNLIKE),
+    "in several": ((2, 2, 2, 2), _IN_SEVERAL),
+}
+"""The devices of each process, and the plans that they run."""
 
 
 def ready(scopes: tuple[Scope, ...], **options: Any) -> Any:
@@ -60,12 +73,13 @@ def train(fast: Any) -> tuple[Params, list[float]]:
     return state, losses
 
 
-def main(address: str, process: int, folder: Path) -> None:
+def main(address: str, process: int, folder: Path, job: str) -> None:
+    devices, plans = JOBS[job]
     # A test's own flags ask for eight devices; the others let XLA compile fast.
     os.environ["XLA_FLAGS"] = re.sub(r"\S+device_count=\d+", "", os.environ.get("XLA_FLAGS", ""))
-    request_host_devices(DEVICES[process], os.environ)
-    jax.distributed.initialize(address, len(DEVICES), process, initialization_timeout=60)
-    for name, (scopes, _) in PLANS.items():
+    request_host_devices(devices[process], os.environ)
+    jax.distributed.initialize(address, len(devices), process, initialization_timeout=60)
+    for name, (scopes, _) in plans.items():
         state, losses = train(ready(scopes, plan=rhino.Plan.load(folder / name)))
         parts = {
             f"{leaf}-{part.index}": np.asarray(part.data)
@@ -77,4 +91,4 @@ def main(address: str, process: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))
+    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])
