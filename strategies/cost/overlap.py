@@ -26,7 +26,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Final
 
-from rhino.ir.graph.graph import HANDS_ON, WHILE, YIELD, Graph
+from rhino.ir.graph.graph import BARRIER, HANDS_ON, WHILE, YIELD, Graph
 from rhino.strategies.cost.buckets import packing_of
 from rhino.strategies.cost.cost_model import PRODUCTS, CostModel, Window
 
@@ -42,12 +42,16 @@ class Windows:
 
     Shapes: `is_weight` [values] is what no product makes, `gradients` [values] the seconds that what no product reads
     may be on its way, None for anything else. `readers` [ops] are those that a weight may be on its way to an op, None
-    where that hands it on. `joined_bytes` [values] are sent together with a value, none where it is sent alone.
+    where that is a loop's start or end, and `stored` [values] those that it may be to where it lies for all its
+    readers, as behind one of the `barriers`. `joined_bytes` [values] are sent together with a value, none where it is
+    sent alone.
     """
 
     is_weight: list[bool]
     gradients: list[float | None]
     readers: list[float | None]
+    stored: list[float]
+    barriers: frozenset[int]
     joined_bytes: list[int]
 
     def window(self, value: int, reader: int | None) -> Window | None:
@@ -58,7 +62,8 @@ class Windows:
         if not self.is_weight[value]:
             seconds = self.gradients[value]
         else:
-            seconds = None if reader is None else self.readers[reader]
+            is_stored = reader is None or reader in self.barriers
+            seconds = self.stored[value] if is_stored else self.readers[reader]
         return None if seconds is None else Window(seconds, self.joined_bytes[value])
 
 
@@ -80,7 +85,9 @@ def windows(order: Order, model: CostModel, op_s: Sequence[float]) -> Windows | 
     joined_bytes = [together * one for one in is_joined]
     for value, num_bytes in order.scalars.items():
         joined_bytes[value] = min(joined_bytes[value], num_bytes)
-    return Windows(order.is_weight, order.gradients(until, is_joined), order.readers(until), joined_bytes)
+    readers, stored = order.weights(until)
+    barriers = frozenset([op for op, name in enumerate(order.names) if name == BARRIER])
+    return Windows(order.is_weight, order.gradients(until, is_joined), readers, stored, barriers, joined_bytes)
 
 
 class Order:
@@ -101,7 +108,8 @@ class Order:
             sources = [found[value] for value in self.operands[op]]
             is_given = name not in _ORDERED and all(sources[: 1 if name == _SLICE else None])
             for position, value in enumerate(self.graph.results(op)):
-                found[value] = sources[position] and self.loops[op].kept[position] if name == WHILE else is_given
+                is_kept = name == BARRIER or (name == WHILE and self.loops[op].kept[position])
+                found[value] = sources[position] and is_kept if name in HANDS_ON else is_given
         return found
 
     def read_bytes(self, is_counted: Sequence[bool]) -> int:
@@ -112,8 +120,12 @@ class Order:
             if self._is_read[value] and is_counted[value]
         )
 
-    def readers(self, until: Sequence[float]) -> list[float | None]:
-        """Returns the seconds in which weights may be on their way to each op: to the first product behind it [ops]."""
+    def weights(self, until: Sequence[float]) -> tuple[list[float | None], list[float]]:
+        """Returns the seconds in which weights may be on their way: to the first product behind that reads them.
+
+        Shapes: to each op [ops], and to where each is stored [values].
+        """
+        graph = self.graph
         room: list[float | None] = [None if name in HANDS_ON else 0.0 for name in self.names]
         since = 0.0
         for op, name in enumerate(self.names):
@@ -121,18 +133,32 @@ class Order:
                 since = until[op + 1]
             elif name in _ORDERED and any(self.is_weight[value] for value in self.operands[op]):
                 room[op], since = (until[op] - since) / self.times[op], until[op]
-        first = [self.graph.num_ops] * self.graph.num_values  # the first product that reads what follows from a value
-        for op in range(self.graph.num_ops - 1, -1, -1):
-            behind = min((first[value] for value in self.graph.results(op)), default=self.graph.num_ops)
-            if self.names[op] in HANDS_ON:
-                behind = self.graph.num_ops  # a weight that goes whole into a loop is waited for
-            elif self.names[op] in _ORDERED:
-                behind = op
-            elif behind < self.graph.num_ops:
-                room[op] = room[behind]
-            for value in self.operands[op]:
-                first[value] = min(first[value], behind)
-        return room
+        first = [graph.num_ops] * graph.num_values  # the first product that reads what follows from a value
+        for op in range(graph.num_ops - 1, -1, -1):
+            name = self.names[op]
+            behind = [
+                op if name in _ORDERED else min((first[one] for one in ones), default=graph.num_ops)
+                for ones in self._followers(op)
+            ]
+            if name not in (*HANDS_ON, *_ORDERED) and behind and behind[0] < graph.num_ops:
+                room[op] = room[behind[0]]
+            for value, product in zip(self.operands[op], behind, strict=True):
+                first[value] = min(first[value], product)
+        return room, [room[product] or 0.0 if product < graph.num_ops else 0.0 for product in first]
+
+    def _followers(self, op: int) -> list[Sequence[int]]:
+        """Returns what follows from each operand of an op [operands].
+
+        A weight that goes whole into a loop is waited for: nothing follows from it.
+        """
+        results, operands = self.graph.results(op), self.operands[op]
+        match self.names[op]:
+            case name if name == BARRIER:
+                return [(value,) for value in results]
+            case name if name in HANDS_ON:
+                return [()] * len(operands)
+            case _:
+                return [results] * len(operands)
 
     def gradients(self, until: Sequence[float], is_joined: Sequence[bool]) -> list[float | None]:
         """Returns the seconds in which what no product reads may be on its way, none where it is joined [values]."""

@@ -495,7 +495,8 @@ class Builder(Tables):
     def way(self, target: int, use: Use, value: int, time: int) -> Way:
         """Returns a use with what its time depends on; a window that hides all that it can is as good as any such."""
         is_op, is_end = self.nodes[target].kind == "op", time == self.graph.num_ops
-        window = self.windows.window(value, time if is_op else None) if self.windows else None
+        is_read = is_op or (not is_end and self.graph.cls(time).name in HANDS_ON)
+        window = self.windows.window(value, time if is_read else None) if self.windows else None
         if window is not None and window.seconds:
             seconds = inf if window.seconds >= self.longest_s(use) else round(window.seconds, _DIGITS)
             window = window._replace(seconds=seconds)
