@@ -74,7 +74,9 @@ def collectives_of(program: Program, name: str) -> dict[str, list[Collective]]:
     Collectives in the bodies of loops, in branches and in calls are not among them; neither are groups of one device.
     """
     body, found, seen = program.computations[name], dict[str, list[Collective]](), dict[str, None]()
-    for own, op in body.items():
+    for own, at in body.items():
+        if (op := _started(at, body)) is None:
+            continue
         inside = program.inside(op)
         starts = any(_STARTS in one.attributes for one in inside.values())
         is_async = starts or op.opcode == "send" or op.opcode.endswith("-start")
@@ -88,11 +90,23 @@ def collectives_of(program: Program, name: str) -> dict[str, list[Collective]]:
     return found
 
 
+def _started(op: Instruction, body: Computation) -> Instruction | None:
+    """Returns what begins with an instruction, None where nothing does.
+
+    What runs on a SparseCore begins at the `async-update` that has its operands: its `async-start` loads the program.
+    """
+    if op.opcode == "async-start" and not op.operands:
+        return None
+    if op.opcode == "async-update" and not body[op.operands[0]].operands:
+        return body[op.operands[0]]
+    return op
+
+
 def _within(program: Program, inside: Computation) -> Iterator[tuple[Instruction, Computation]]:
     """Yields what a fusion or an asynchronous computation does, calls and fusions in it included."""
     for op in inside.values():
         yield op, inside
-        called = program.called(op) if op.opcode in ("call", "fusion", "async-start") else ()
+        called = program.called(op) if op.opcode in ("call", "custom-call", "fusion", "async-start") else ()
         for name in called[:1]:
             yield from _within(program, program.computations[name])
 

@@ -19,7 +19,7 @@ _ARRAY: Final = re.compile(r"\b(?P<dtype>[a-z]\w*)\[(?P<dims>[\d,<= ]*)\](?P<lay
 _SPACE: Final = re.compile(r"S\((\d+)\)")
 _COMMENT: Final = re.compile(r"/\*.*?\*/")
 _OPERAND: Final = re.compile(r"%?([A-Za-z_][\w.-]*)\s*(?:,|$)")
-_CALLED: Final = re.compile(r"\b(?:calls|to_apply|body|condition)=%?([\w.-]+)")
+_CALLED: Final = re.compile(r"\b(?:calls|to_apply|body|condition|called_computations)=\{?%?([\w.-]+)")
 _BRANCHES: Final = re.compile(
     r"\b(?:branch_computations=\{([^}]*)\}|true_computation=%?([\w.-]+), false_computation=%?([\w.-]+))"
 )

@@ -183,13 +183,15 @@ class _Walk:
             case "call":
                 run.add(self.computation(self.program.called(op)[0]), 1)
             case opcode if opcode.endswith("-update"):
-                run.finish[name] = max((run.finish.get(one, run.now) for one in op.operands), default=run.now)
+                run.finish[name] = max(run.finish.get(one, run.now) for one in (name, *op.operands))
             case opcode if opcode.endswith("-done"):
                 for copy in op.operands:
                     run.wait_for_copy(copy)
                 self.wait(run, [*op.operands, channel_of(op)])
             case "recv":
                 pass  # its `-done` waits for the `send` of its channel
+            case "async-start" if not op.operands:
+                pass  # a SparseCore loads the program that its `-update` starts
             case _:
                 awaited = awaited_channel(self.program, op)
                 if not (begun or awaited) or _multiplies(self.program.inside(op)):

@@ -62,8 +62,7 @@ class Windows:
         if not self.is_weight[value]:
             seconds = self.gradients[value]
         else:
-            is_stored = reader is None or reader in self.barriers
-            seconds = self.stored[value] if is_stored else self.readers[reader]
+            seconds = self.stored[value] if reader is None or reader in self.barriers else self.readers[reader]
         return None if seconds is None else Window(seconds, self.joined_bytes[value])
 
 

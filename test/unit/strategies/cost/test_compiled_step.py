@@ -126,6 +126,24 @@ def test_a_collective_behind_an_asynchronous_start_is_hidden_whether_it_is_calle
     assert [(one.kind, one.is_async, one.count.num) for one in found.collectives] == [("all_gather", True, 1)]
 
 
+def test_a_collective_on_a_sparse_core_begins_where_it_is_given_its_operands():
+    gather = f"  ROOT %g = f32[8000] all-gather(%p), channel_id=1, {GROUPS}, dimensions={{0}}\n"
+    inside = f"%gather (p: f32[1000]) -> f32[8000] {{\n  %p = f32[1000] parameter(0)\n{gather}}}\n"
+    call = '  ROOT %c = f32[8000] custom-call(%q), custom_call_target="", called_computations={%gather}\n'
+    inside += f"\n%loaded (q: f32[1000]) -> f32[8000] {{\n  %q = f32[1000] parameter(0)\n{call}}}\n"
+    lines = """  %a = f32[1000] parameter(0)
+  %s = ((), (), s32[8]) async-start(), async_execution_thread="sparsecore", calls=%loaded
+  %m = f32[1000] negate(%a)
+  %u = ((f32[1000]), f32[8000], s32[8]) async-update(%s, %m)
+  %n = f32[1000] negate(%m)
+  %d = f32[8000] async-done(%u)
+"""
+    found = step(lines, inside)
+    assert found.step_s == pytest.approx(NEGATE_S + WIRE_S)
+    assert found.kernels_s == pytest.approx(2 * NEGATE_S)
+    assert [(one.kind, one.is_async, one.count.num) for one in found.collectives] == [("all_gather", True, 1)]
+
+
 def test_what_is_received_is_waited_for_until_it_is_sent():
     pairs = 'frontend_attributes={_xla_send_recv_source_target_pairs="{{0,1},{1,0}}"}'
     found = step(f"""  %a = f32[1000] parameter(0)

@@ -212,6 +212,32 @@ def test_the_windows_of_a_loop_are_those_of_a_trip():
     assert window_s(windows_, W1, loop) is None
 
 
+@pytest.mark.parametrize("has_barrier", [False, True])
+def test_a_weight_stored_for_several_readers_is_gathered_until_the_first_reads_it(has_barrier):
+    types = f"{X}, {W}"
+    barrier = f'  %w:2 = "stablehlo.optimization_barrier"(%1, %t) : ({types}) -> ({types})\n' if has_barrier else ""
+    kept = ("%w#0", "%w#1") if has_barrier else ("%1", "%t")
+    text = f"""{TAKES} -> ({X}, {X}) {{
+  %0 = {dot("%x", "%w1", (X, W, X), "[1] x [0]")}
+  %t = stablehlo.tanh %w2 : {W}
+  %1 = stablehlo.tanh %0 : {X}
+{barrier}  %2 = {dot(kept[0], kept[1], (X, W, X), "[1] x [0]")}
+  %3 = {dot("%2", kept[1], (X, W, X), "[1] x [1]")}
+  return %2, %3 : {X}, {X}
+}}"""
+    graph = program_of(text).graph
+    names = [graph.cls(op).name.removeprefix("stablehlo.") for op in range(graph.num_ops)]
+    windows_ = windows(Order(graph), model_of("gpu"), [10.0 * (name == "dot_general") for name in names])
+    tanh, *handed = graph.operands(names.index("optimization_barrier")).tolist() if has_barrier else (None,)
+    products = [op for op, name in enumerate(names) if name == "dot_general"]
+    weight = graph.operands(products[1]).tolist()[1]
+    assert [window_s(windows_, weight, reader) for reader in (None, *products[1:])] == [10, 10, 10]
+    for value in handed:
+        assert window_s(windows_, value, names.index("optimization_barrier")) == 10
+    if tanh is not None:  # what a product makes stays so behind a barrier
+        assert window_s(windows_, tanh, names.index("optimization_barrier")) is None
+
+
 # What compilers made
 
 COMPILED = """HloModule main, is_scheduled=true, num_partitions=8
