@@ -107,7 +107,7 @@ def test_two_processes_refuse_a_step_that_is_over_the_budget_of_one(tmp_path: Pa
             "gpt",
             "own",
             "raised",
-            "process 1 has ended after 8 steps, and this one has begun 9",
+            "process 1 has ended after 12 steps, and this one has begun 13",
             marks=pytest.mark.long,
         ),
     ],
