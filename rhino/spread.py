@@ -45,6 +45,7 @@ class Spread:
         self._plan = plan
         self._wanted = plan.argument_shardings
         self._ranks = [one.rank for one in plan.facts.arguments]
+        self._fed = {one.argument for one in self._execution.step.instructions if isinstance(one, Feed)}
         process = jax.process_index()
         self._absent: dict[int, Handler] = {}
         self._shared: dict[int, tuple[int, Handler]] = {}
@@ -74,7 +75,8 @@ class Spread:
             RhinoError: RHI-JAX-009 where one lies in other processes than that which is to have it.
         """
         return [
-            self._taken(number, leaf) if isinstance(leaf, jax.Array) else leaf for number, leaf in enumerate(leaves)
+            self._taken(number, leaf) if number in self._fed and isinstance(leaf, jax.Array) else leaf
+            for number, leaf in enumerate(leaves)
         ]
 
     def completed(self, results: Sequence[Any]) -> list[Any]:

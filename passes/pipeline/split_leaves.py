@@ -1,8 +1,8 @@
 """Stacks that a step takes and gives in pieces: each piece an argument or result of its own.
 
-An argument of which nothing but groups of rows are read becomes one argument for each group, and a result that is put
-together of rows one result for each. An argument and the result that takes its place are in the same pieces. Each says
-which rows of which leaf it is (ir/program/leaf_rows.py).
+An argument of which nothing but the rows of a loop's pieces are read becomes one argument for each group of rows, and a
+result that is put together of them one result for each. An argument and the result that takes its place are in the same
+pieces. Each says which rows of which leaf it is (ir/program/leaf_rows.py).
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from rhino.passes.pipeline.row_dims import rows_of, with_rows
 Value = ir.Value[Any]
 
 
-def split_leaves(entry: func.FuncOp) -> list[str]:
-    """Makes pieces of the stacks at the boundary of a function.
+def split_leaves(entry: func.FuncOp, loops: Sequence[Sequence[int]]) -> list[str]:
+    """Makes pieces of the stacks at the boundary of a function whose loops were cut at these iterations, from 0.
 
-    Returns which of those that are read or made in pieces stay whole, and why: a sentence each.
+    A row is one iteration, or each iteration has as many. Returns which of the stacks that are read or made in pieces
+    stay whole, and why: a sentence each.
     """
     arguments, results = boundary_attributes(entry, "arg"), boundary_attributes(entry, "res")
     aliases = {number: ir.IntegerAttr(one[ALIAS]).value for number, one in enumerate(arguments) if ALIAS in one}
-    cuts = _boundary_cuts(entry, arguments, aliases)
+    cuts = _boundary_cuts(entry, arguments, aliases, loops)
     whole = _whole(entry, cuts, arguments, results)
     if not cuts.taken:
         return whole
@@ -58,7 +59,9 @@ class _Cuts(NamedTuple):
     given: dict[int, tuple[int, ...]]
 
 
-def _boundary_cuts(entry: func.FuncOp, arguments: Sequence[Attributes], aliases: Mapping[int, int]) -> _Cuts:
+def _boundary_cuts(
+    entry: func.FuncOp, arguments: Sequence[Attributes], aliases: Mapping[int, int], loops: Sequence[Sequence[int]]
+) -> _Cuts:
     """Returns where arguments can be cut, and the results that take their place; those without an argument stay whole.
 
     What is read in pieces is given in the same ones, and what is given in pieces and takes the place of an argument
@@ -70,7 +73,7 @@ def _boundary_cuts(entry: func.FuncOp, arguments: Sequence[Attributes], aliases:
     for number, value in enumerate(block.arguments):
         result = aliases.get(number)
         cuts = _cuts_read(value, end) or (_cuts_made(end.operands[result]) if result is not None else ())
-        if cuts and not _splits_rows(arguments[number]):
+        if _is_of(cuts, loops) and not _is_key(value) and not _splits_rows(arguments[number]):
             taken[number] = cuts
             if result is not None:
                 given[result] = cuts
@@ -116,6 +119,20 @@ def _return_pieces(entry: func.FuncOp, given: Mapping[int, Sequence[int]]) -> li
 def _of_pieces(attributes: Attributes, cuts: Sequence[int] | None) -> list[Attributes]:
     """Returns the attributes of the pieces of what had `attributes`; without cuts it is one, all of it."""
     return [{**attributes, ROWS: rows_attribute(*rows)} for rows in pairwise(cuts)] if cuts else [attributes]
+
+
+def _is_of(cuts: Sequence[int], loops: Sequence[Sequence[int]]) -> bool:
+    """Says whether rows are cut as a loop's iterations are."""
+    each = [divmod(cuts[-1], loop[-1]) for loop in loops] if cuts else []
+    return any(
+        not rest and [rows * at for at in loop] == list(cuts) for (rows, rest), loop in zip(each, loops, strict=False)
+    )
+
+
+def _is_key(value: Value) -> bool:
+    """Says whether a value may be the words of one random key, which are read one by one."""
+    kind = ir.RankedTensorType(value.type)
+    return kind.rank == 1 and str(kind.element_type) == "ui32"
 
 
 def _index(number: int) -> ir.Attribute:

@@ -94,7 +94,7 @@ class SplitScans(Pass):
         _Pieces(entry, layers, several).write()
         drop_dead(entry.regions[0].blocks[0])
         if self.leaves:
-            for text in split_leaves(entry):
+            for text in split_leaves(entry, list(several.values())):
                 remarks.add(self.name, place, text)
         tidy(module, entry)
 

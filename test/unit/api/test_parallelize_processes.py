@@ -4,11 +4,6 @@ Plan, losses and state are those of one device. In stages each holds some of the
 process, bit for bit; when one ends, the other says so and ends.
 """
 
-import os
-import socket
-import subprocess
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,41 +16,11 @@ import scanned_part
 import scanned_steps
 import spread_part
 import staged_part
+from jobs import launched
 from tied_step import tied
 
 from rhino.ir.diagnostics import RhinoError
 from rhino.runtime.distributed.jax_job import deal_devices, team_of
-
-LIMIT_S = 120
-
-
-def free_address() -> str:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{found.getsockname()[1]}"
-
-
-def launched(folder: Path, part: str, *options: Sequence[str]) -> list[int]:
-    """Runs as many processes as there are options for, and returns their exit codes.
-
-    What they say goes to `said-N`.
-    """
-    address = free_address()
-    parts = []
-    for process, own in enumerate(options):
-        with (folder / f"said-{process}").open("wb") as said:
-            command = [sys.executable, part, address, str(process), *own]
-            parts.append(
-                subprocess.Popen(
-                    command, stdout=said, stderr=said, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-                )
-            )
-    try:
-        return [part.wait(LIMIT_S) for part in parts]
-    finally:
-        for part in parts:
-            part.kill()
-            part.wait()
 
 
 def test_two_processes_that_plan_differently_say_so(tmp_path: Path):
