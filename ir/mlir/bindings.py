@@ -34,6 +34,7 @@ __all__ = [
     "serialize_portable_artifact",
     "stablehlo",
     "tpu_dialect",
+    "triton_dialect",
 ]
 
 
@@ -93,6 +94,12 @@ def make_context() -> ir.Context:
 def tpu_dialect() -> ModuleType:
     """Returns the dialect of kernels for TPUs, whose loading registers its passes."""
     return import_module("jaxlib.mosaic.python.tpu")
+
+
+@cache
+def triton_dialect() -> ModuleType:
+    """Returns the dialect of kernels of Triton."""
+    return import_module("jaxlib.triton.dialect")
 
 
 def run_pipeline(module: ir.Module, pipeline: str) -> None:

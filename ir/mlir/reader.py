@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.graph.elements import element_bytes
-from rhino.ir.mlir.bindings import deserialize_portable_artifact, func, ir
+from rhino.ir.mlir.bindings import deserialize_portable_artifact, func, ir, stablehlo
 from rhino.ir.mlir.donation import check_aliases
 from rhino.ir.mlir.jaxlib_faults import refuse_ops, refuse_text
 from rhino.ir.mlir.locations import place_of
@@ -224,6 +224,13 @@ def end_of(block: ir.Block) -> ir.Operation:
     ops = block.operations
     last: ir.Operation = ops[len(ops) - 1].operation  # makes no object of those before it
     return last
+
+
+def aliases_of(op: ir.Operation) -> tuple[tuple[int, int], ...]:
+    """Returns the pairs of an operand and a result of a custom call that share memory, by number."""
+    given: Any = op.attributes.get("output_operand_aliases", ())
+    found = [stablehlo.OutputOperandAlias(one) for one in given]
+    return tuple((one.operand_index, next(iter(one.output_tuple_indices), 0)) for one in found)
 
 
 def captured_by(op: ir.Operation) -> list[ir.Value[Any]]:

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rhino.ir.graph.rules import CallRule, CallWork, owned_rule_text
-from rhino.ir.mlir.bindings import ir, stablehlo
-from rhino.ir.mlir.reader import end_of, maker_of, walk
+from rhino.ir.mlir.bindings import ir
+from rhino.ir.mlir.reader import aliases_of, end_of, maker_of, walk
 from rhino.ir.mlir.tpu_kernels import Kernel, Window, parse_kernel, read_kernel, written
 
 _ASKS: Final = re.compile(
@@ -388,11 +388,10 @@ class _Found:
 
     def _is_alike_in_aliases(self, factor: Part) -> bool:
         """Says whether a part of a result along `factor` takes the memory of a part of the operand that it replaces."""
-        aliases: Any = self.op.attributes.get("output_operand_aliases", ())
-        for alias in (stablehlo.OutputOperandAlias(one) for one in aliases):
-            result = len(self.op.operands) + next(iter(alias.output_tuple_indices), 0)
+        for operand, result in aliases_of(self.op):
             given, made = (
-                [factor in self._factors(dim) for dim in self.dims[number]] for number in (alias.operand_index, result)
+                [factor in self._factors(dim) for dim in self.dims[number]]
+                for number in (operand, len(self.op.operands) + result)
             )
             if given != made:
                 return False

@@ -1,4 +1,4 @@
-"""Custom calls that show how they split: kernels for TPUs, and cuDNN's attention."""
+"""Custom calls that show how they split: kernels for TPUs, kernels of Triton, and cuDNN's attention."""
 
 from __future__ import annotations
 
@@ -6,17 +6,24 @@ from rhino.ir.graph.rules import CallRule
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.program.cudnn_rules import attention_rule, fit_attention
 from rhino.ir.program.kernel_rules import fit_kernel, kernel_rule
+from rhino.ir.program.triton_rules import fit_triton_kernel, note_types, triton_rule
 
 
 def call_rule(op: ir.Operation) -> CallRule | None:
     """Returns the rule of a custom call and its work, None where it does not show them."""
-    return kernel_rule(op) or attention_rule(op)
+    return kernel_rule(op) or triton_rule(op) or attention_rule(op)
+
+
+def note_call(op: ir.Operation) -> None:
+    """Notes on a custom call, before its types change, what `fit_call` has to know of them."""
+    note_types(op)
 
 
 def fit_call(op: ir.Operation) -> None:
-    """Makes a custom call, made for larger operands and results, one for those that it has.
+    """Makes a custom call, made for larger operands and results, one for those that it has; `note_call` saw those.
 
     Raises ValueError where there is none.
     """
     fit_kernel(op)
+    fit_triton_kernel(op)
     fit_attention(op)

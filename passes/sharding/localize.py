@@ -45,7 +45,7 @@ from rhino.ir.mlir.shardings import (
 )
 from rhino.ir.program.collectives import module_stats
 from rhino.ir.program.folded_layers import refuse_folded
-from rhino.ir.program.known_calls import fit_call
+from rhino.ir.program.known_calls import fit_call, note_call
 from rhino.ir.program.local_rules import CUSTOM_CALL, PAD
 from rhino.ir.program.program import CARRIED, COST, Program, read_program
 from rhino.passes.base import Pass, Remarks
@@ -135,6 +135,9 @@ def rewrite(
     inserter.run()
     loops, asides, halo_ops, sizes = inserter.loops(), inserter.asides, inserter.halo_ops, plan.sizes
     del inserter, plan, program  # no handle of an op outlives a conversion
+    for op in walk(module):
+        if op.name == CUSTOM_CALL:
+            note_call(op)
     _convert(module, remarks)
     inline_loops(module, loops)
     put_back(module, asides)

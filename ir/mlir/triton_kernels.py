@@ -1,0 +1,111 @@
+"""Kernels of Triton inside of custom calls, as Pallas makes them for GPUs: read, and written for other grids.
+
+A kernel is a module of the dialect `tt`, as bytecode in the call's configuration. Its function runs once for each
+program of a grid of three dims, takes a pointer for each operand and result of the call, and computes itself where it
+loads and stores.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from functools import cache
+from typing import Final
+
+from rhino.ir.mlir.bindings import ir, make_context, triton_dialect
+from rhino.ir.mlir.boundary import entries
+
+TARGET: Final = "__gpu$xla.gpu.triton"
+_CONFIG: Final = "mhlo.backend_config"
+_CODE: Final = "ir"
+_GRID: Final = ("grid_x", "grid_y", "grid_z")
+_FUNCTION: Final = "tt.func"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TritonKernel:
+    """A kernel, in a context of its own: its code, the module of it, its function, and how many programs run."""
+
+    code: bytes
+    module: ir.Module
+    body: ir.Operation
+    bounds: tuple[int, ...]
+
+    @property
+    def block(self) -> ir.Block:
+        """What the function does."""
+        found: ir.Block = self.body.regions[0].blocks[0]
+        return found
+
+
+def is_triton_kernel(op: ir.Operation) -> bool:
+    """Says whether an op calls a kernel of Triton."""
+    return (
+        op.name == "stablehlo.custom_call"
+        and ir.StringAttr(op.attributes["call_target_name"]).value == TARGET
+        and _CONFIG in op.attributes
+    )
+
+
+def read_triton_kernel(op: ir.Operation) -> TritonKernel | None:
+    """Returns the kernel of a custom call, None where it has none of this form."""
+    config = op.attributes[_CONFIG] if is_triton_kernel(op) else None
+    if not isinstance(config, ir.DictAttr):
+        return None
+    parts = entries(config)
+    code = parts.get(_CODE)
+    sizes = [size.value for name in _GRID if isinstance(size := parts.get(name), ir.IntegerAttr)]
+    if not isinstance(code, ir.StringAttr) or len(sizes) < len(_GRID):
+        return None
+    return parse_triton_kernel(code.value_bytes, tuple(sizes))
+
+
+@cache
+def parse_triton_kernel(code: bytes, bounds: tuple[int, ...]) -> TritonKernel | None:
+    """Returns the kernel that runs `code` on a grid of `bounds`, None where the code is of another form.
+
+    Whoever changes the kernel's module makes a kernel of their own, with `copied`.
+    """
+    try:
+        return _decoded(code, bounds)
+    except (ValueError, ir.MLIRError):
+        return None  # of another version
+
+
+def copied(kernel: TritonKernel) -> TritonKernel:
+    """Returns the kernel once more, in a context of its own."""
+    made = _decoded(kernel.code, kernel.bounds)
+    assert made is not None
+    return made
+
+
+def _decoded(code: bytes, bounds: tuple[int, ...]) -> TritonKernel | None:
+    context = make_context()
+    triton_dialect().register_dialect(context)
+    with context, ir.Location.unknown():
+        module = ir.Module.parse(code)
+    functions = [one.operation for one in module.body.operations]
+    if len(functions) != 1 or functions[0].name != _FUNCTION or len(functions[0].regions[0].blocks) != 1:
+        return None
+    return TritonKernel(code, module, functions[0], bounds)
+
+
+def write_triton_kernel(op: ir.Operation, kernel: TritonKernel, bounds: tuple[int, ...]) -> None:
+    """Makes a custom call run a kernel, as its module is now, on a grid of `bounds`."""
+    code = io.BytesIO()
+    kernel.module.operation.write_bytecode(code)
+    parts = entries(op.attributes[_CONFIG])
+    with op.context:
+        count = ir.IntegerType.get_signless(32)
+        parts[_CODE] = ir.StringAttr.get(code.getvalue())
+        parts |= {name: ir.IntegerAttr.get(count, size) for name, size in zip(_GRID, bounds, strict=True)}
+        op.attributes[_CONFIG] = ir.DictAttr.get(parts)
+
+
+def pointee_bytes(kind: ir.Type) -> int | None:
+    """Returns the bytes of an element that a pointer points to; None for other types, and for parts of a byte."""
+    pointer = triton_dialect().PointerType
+    if not isinstance(kind, pointer):
+        return None
+    width = int(getattr(pointer(kind).pointee_type, "width", 0))
+    return 1 if width == 1 else width // 8 or None

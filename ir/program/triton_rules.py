@@ -1,0 +1,322 @@
+"""The sharding rule and the work of a Triton kernel, read from the addresses that it computes, and its parts.
+
+A part of the grid computes a part of the results where, along a digit of a program's number, all that is loaded and
+stored moves by equal blocks of one dim of a tensor, or does not move, and nothing else follows from the digit: not a
+mask, not how often a loop runs, not a value that is stored. A digit is the number divided by something, modulo
+something: several dims of an index are often counted in one dim of the grid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from math import prod
+from typing import Any, Final
+
+import numpy as np
+
+from rhino.ir.graph.elements import element_bytes
+from rhino.ir.graph.rules import CallRule, CallWork, owned_rule_text
+from rhino.ir.mlir.bindings import ir
+from rhino.ir.mlir.reader import aliases_of
+from rhino.ir.mlir.triton_kernels import TritonKernel, copied, is_triton_kernel, read_triton_kernel, write_triton_kernel
+from rhino.ir.program.index_forms import Form, Ints, period_of, place
+from rhino.ir.program.triton_accesses import Access, Periods, Reading, UnreadableError, read_accesses
+from rhino.ir.program.triton_parts import renumber_programs, set_strides
+
+MADE_FOR: Final = "rhino.made_for"
+"""The types of the operands and results that a call's kernel is made for, while the call gets others."""
+Shapes = tuple[tuple[int, ...], ...]
+Indices = tuple[Form, ...]
+"""The index in each dim of a tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Digit:
+    """A digit of the programs' numbers along a dim of the grid: the number divided by `unit`, modulo `count`."""
+
+    axis: int
+    unit: int
+    count: int
+
+    def of(self, numbers: Ints) -> Ints:
+        """Returns the digit of numbers."""
+        return numbers // self.unit % self.count
+
+    def is_apart(self, periods: Periods) -> bool:
+        """Says whether what repeats with `periods` does not follow from the digit."""
+        return self.unit % periods.get(self.axis, 1) == 0
+
+
+Places = Mapping[Digit, tuple[int | None, ...]]
+"""The dim of each operand and result that goes along with a digit, None for those that stay."""
+
+
+def triton_rule(op: ir.Operation) -> CallRule | None:
+    """Returns the rule of a call of a Triton kernel, None where it has none or cannot be read."""
+    found = _found(op, _shapes_of(op))
+    if found is None:
+        return None
+    num_operands = len(op.operands)
+    tensors = [[found.factors(tensor, dim) for dim in range(len(shape))] for tensor, shape in enumerate(found.shapes)]
+    return CallRule(owned_rule_text(tensors[:num_operands], tensors[num_operands:], found.places), _work(found, op))
+
+
+def note_types(op: ir.Operation) -> None:
+    """Writes on a call of a Triton kernel which types it is made for: they are not in the kernel."""
+    if is_triton_kernel(op):
+        types = [ir.TypeAttr.get(value.type) for value in (*op.operands, *op.results)]
+        op.attributes[MADE_FOR] = ir.ArrayAttr.get(types, op.context)
+
+
+def fit_triton_kernel(op: ir.Operation) -> None:
+    """Gives a call of a Triton kernel, made for what `note_types` wrote, the part for the operands that it has.
+
+    Raises ValueError where no part of the grid is for these.
+    """
+    if MADE_FOR not in op.attributes:
+        return
+    made_for = _shapes(ir.TypeAttr(one).value for one in ir.ArrayAttr(op.attributes[MADE_FOR]))
+    del op.attributes[MADE_FOR]
+    shapes = _shapes_of(op)
+    if shapes == made_for:
+        return
+    found = _found(op, made_for)
+    try:
+        if found is None:
+            raise UnreadableError
+        part, bounds = _part(found.kernel, made_for, shapes, found.parts_for(shapes))
+    except UnreadableError:
+        raise ValueError("no part of a kernel's grid is that of its operands and results") from None
+    write_triton_kernel(op, part, bounds)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Found:
+    """A kernel for tensors of `shapes`, what it accesses, and what goes along with the digits that split."""
+
+    kernel: TritonKernel
+    shapes: Shapes
+    reading: Reading
+    places: Places
+
+    def factors(self, tensor: int, dim: int) -> list[tuple[Hashable, int]]:
+        """Returns the factors of a dim: the digit that is first in it, and what is of this dim of this tensor alone."""
+        own = [digit for digit, places in self.places.items() if places[tensor] == dim]
+        rest = self.shapes[tensor][dim] // prod(digit.count for digit in own)
+        return [*((digit, digit.count) for digit in own), (("rest", tensor, dim), rest)]
+
+    def parts_for(self, shapes: Shapes) -> dict[Digit, int]:
+        """Returns in how many parts digits are split where tensors have `shapes`.
+
+        Raises UnreadableError where these are no parts.
+        """
+        parts = dict[Digit, int]()
+        for digit, places in self.places.items():
+            sizes = [
+                (whole[dim], part[dim])
+                for whole, part, dim in zip(self.shapes, shapes, places, strict=True)
+                if dim is not None
+            ]
+            number = sizes[0][0] // max(1, sizes[0][1]) if sizes else 1
+            if digit.count % number:
+                raise UnreadableError
+            parts[digit] = number
+        if _part_shapes(self.shapes, parts, self.places) != shapes:
+            raise UnreadableError
+        return parts
+
+
+def _part_shapes(shapes: Shapes, parts: Mapping[Digit, int], places: Places) -> Shapes:
+    made = [list(shape) for shape in shapes]
+    for digit, number in parts.items():
+        for shape, dim in zip(made, places[digit], strict=True):
+            if dim is not None:
+                shape[dim] //= number
+    return tuple(tuple(shape) for shape in made)
+
+
+def _shapes(types: Iterable[ir.Type]) -> Shapes:
+    return tuple(tuple(ir.RankedTensorType(kind).shape) for kind in types)
+
+
+def _shapes_of(op: ir.Operation) -> Shapes:
+    return _shapes(value.type for value in (*op.operands, *op.results))
+
+
+def _is_plain(op: ir.Operation) -> bool:
+    """Says whether operands and results are stored one row after the other."""
+    given: list[Any] = [op.attributes.get(name, ()) for name in ("operand_layouts", "result_layouts")]
+    layouts = [np.array(one).tolist() for side in given for one in side]
+    return all(dims == sorted(dims, reverse=True) for dims in layouts)
+
+
+def _found(op: ir.Operation, shapes: Shapes) -> _Found | None:
+    """Returns what the kernel of a call shows that is made for `shapes`, None where it is not known."""
+    kernel = read_triton_kernel(op)
+    if kernel is None or not _is_plain(op):
+        return None
+    used = tuple(next(iter(value.uses), None) is not None for value in op.results)
+    return _analysed(kernel, shapes, used, aliases_of(op))
+
+
+@cache
+def _analysed(
+    kernel: TritonKernel, shapes: Shapes, used: tuple[bool, ...], aliases: tuple[tuple[int, int], ...]
+) -> _Found | None:
+    """Returns what a kernel shows; of its results those that are `used` have to be split with a digit."""
+    num_operands = len(shapes) - len(used)
+    try:
+        reading = read_accesses(kernel)
+    except UnreadableError:
+        return None
+    accesses = reading.accesses
+    if len(kernel.block.arguments) != len(shapes) or any(a.is_store and a.root < num_operands for a in accesses):
+        return None
+    indices = [_indices(access, shapes) for access in accesses]
+    places = dict[Digit, tuple[int | None, ...]]()
+    for digit in _digits(kernel.bounds, accesses, indices):
+        own = _places(digit, shapes, accesses, indices)
+        if own is None or any(is_used and dim is None for is_used, dim in zip(used, own[num_operands:], strict=True)):
+            continue
+        is_alike = all(own[operand] == own[num_operands + result] for operand, result in aliases)
+        if is_alike and any(dim is not None for dim in own) and _is_partable(kernel, shapes, digit, own):
+            places[digit] = own
+    return _Found(kernel, shapes, reading, places)
+
+
+def _indices(access: Access, shapes: Shapes) -> Indices | None:
+    return place(access.offset, shapes[access.root], access.facts) if access.offset is not None else None
+
+
+def _digits(bounds: tuple[int, ...], accesses: Iterable[Access], indices: Iterable[Indices | None]) -> list[Digit]:
+    """Returns the digits of the programs' numbers: between where some index starts to move and where it repeats."""
+    cuts = [{1, bound} for bound in bounds]
+    for access in accesses:
+        for axis, period in (*access.of.items(), *access.decides.items()):
+            cuts[axis].add(period)
+    for form in (form for every in indices if every is not None for form in every):
+        for variable, table in form.tables.items():
+            if variable.kind == "program":
+                cuts[variable.number] |= {int(np.argmax(table != table[0])), period_of(table)}
+    found = list[Digit]()
+    for axis, own in enumerate(cuts):
+        chain = list(pairwise(sorted(own)))
+        if all(larger % smaller == 0 for smaller, larger in chain):
+            found += [Digit(axis, smaller, larger // smaller) for smaller, larger in chain]
+    return found
+
+
+def _places(
+    digit: Digit, shapes: Shapes, accesses: Iterable[Access], indices: Iterable[Indices | None]
+) -> tuple[int | None, ...] | None:
+    """Returns the dim of each tensor that goes along with a digit, None where something else follows from it."""
+    found = dict[int, int | None]()
+    for access, own in zip(accesses, indices, strict=True):
+        if not digit.is_apart(access.decides):
+            return None
+        if own is None or digit.is_apart(access.of):
+            moving = None
+            if not digit.is_apart(access.of):
+                return None
+        else:
+            moving = _moving_dim(digit, own, shapes[access.root], access.facts)
+            if moving is None:
+                return None
+        if found.setdefault(access.root, moving) != moving:
+            return None
+    for tensor in (tensor for tensor, shape in enumerate(shapes) if tensor not in found):
+        # never accessed: it goes along with one that it is like
+        found[tensor] = next((found[one] for one in sorted(found) if shapes[one] == shapes[tensor]), None)
+    return tuple(found[tensor] for tensor in range(len(shapes)))
+
+
+def _moving_dim(digit: Digit, indices: Indices, shape: tuple[int, ...], facts: tuple[Form, ...]) -> int | None:
+    """Returns the dim in which an index goes from block to block with a digit, None where it does otherwise."""
+    moving = list[int]()
+    for dim, (form, size) in enumerate(zip(indices, shape, strict=True)):
+        for variable, table in form.tables.items():
+            if (variable.kind, variable.number) != ("program", digit.axis):
+                continue
+            numbers = np.arange(variable.size)
+            digits = digit.of(numbers)
+            rest = table[numbers - digits * digit.unit]
+            if (rest == table).all():
+                continue
+            block = size // digit.count
+            others = Form.of(form.low, {**form.tables, variable: rest})
+            if size % digit.count or (table - rest != block * digits).any() or others.most(facts) >= block:
+                return None
+            moving.append(dim)
+    return moving[0] if len(moving) == 1 else None
+
+
+def _is_partable(kernel: TritonKernel, shapes: Shapes, digit: Digit, places: tuple[int | None, ...]) -> bool:
+    """Says whether the kernel can be written for parts along a digit."""
+    parts = {digit: digit.count}
+    try:
+        _part(kernel, shapes, _part_shapes(shapes, parts, {digit: places}), parts)
+    except UnreadableError:
+        return False
+    return True
+
+
+def _part(
+    kernel: TritonKernel, shapes: Shapes, made: Shapes, parts: Mapping[Digit, int]
+) -> tuple[TritonKernel, tuple[int, ...]]:
+    """Returns the kernel for parts of tensors of `shapes`, which are `made`, and its grid.
+
+    Raises UnreadableError where it does not come out: each address has to be that of the same element as before.
+    """
+    part, old = copied(kernel), read_accesses(kernel)
+    set_strides(read_accesses(part), shapes, made)
+    bounds = list(kernel.bounds)
+    origins = [np.arange(bound) for bound in bounds]
+    for axis in range(len(bounds)):
+        split = sorted((digit.unit, digit.count, number) for digit, number in parts.items() if digit.axis == axis)
+        split = [one for one in split if one[2] > 1]
+        for unit, count, number in split:
+            bounds[axis] //= number
+            origins[axis] = origins[axis][origins[axis] // unit % count < count // number]
+        renumber_programs(part, axis, split, bounds[axis])
+    found = TritonKernel(part.code, part.module, part.body, tuple(bounds))
+    new = read_accesses(found)
+    if len(new.accesses) != len(old.accesses):
+        raise UnreadableError
+    for before, after in zip(old.accesses, new.accesses, strict=True):
+        _compare(before, _indices(before, shapes), after, _indices(after, made), origins)
+    return found, tuple(bounds)
+
+
+def _compare(before: Access, old: Indices | None, after: Access, new: Indices | None, origins: list[Ints]) -> None:
+    """Raises UnreadableError unless an access of a part is, in each program, that of the program it comes from."""
+    if before.root != after.root or (old is None) != (new is None):
+        raise UnreadableError
+    for mine, other in zip(old or (), new or (), strict=True):
+        own = {
+            variable._replace(size=len(origins[variable.number])) if variable.kind == "program" else variable: (
+                table[origins[variable.number]] if variable.kind == "program" else table
+            )
+            for variable, table in mine.tables.items()
+        }
+        if not Form.of(mine.low, own).is_same(other):
+            raise UnreadableError
+
+
+def _work(found: _Found, op: ir.Operation) -> CallWork:
+    """Returns the work of a kernel. What programs load again is near by then, and counted once."""
+    programs, moved = prod(found.kernel.bounds), 0.0
+    for number, value in enumerate((*op.operands, *op.results)):
+        kind = ir.RankedTensorType(value.type)
+        own = [one for one in found.reading.accesses if one.root == number and _is_made_use_of(one)]
+        once = prod(kind.shape) * element_bytes(str(kind.element_type))
+        moved += min(once, sum(one.num_bytes * one.times for one in own) * programs)
+    flops, products = found.reading.flops * programs, found.reading.product_flops * programs
+    return CallWork(round(flops), round(products), found.reading.product_dtype, round(moved))
+
+
+def _is_made_use_of(access: Access) -> bool:
+    """Says whether memory is written, or what is loaded is used: Pallas loads what it then overwrites."""
+    return access.is_store or next(iter(access.op.results[0].uses), None) is not None
