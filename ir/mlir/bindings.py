@@ -7,6 +7,7 @@ come from jaxlib itself: `jax.extend.mlir` has the same and loads all of JAX, mo
 
 from __future__ import annotations
 
+import sys
 from functools import cache
 from importlib import import_module
 from types import ModuleType
@@ -93,13 +94,23 @@ def make_context() -> ir.Context:
 @cache
 def tpu_dialect() -> ModuleType:
     """Returns the dialect of kernels for TPUs, whose loading registers its passes."""
-    return import_module("jaxlib.mosaic.python.tpu")
+    return _named(import_module("jaxlib.mosaic.python.tpu"), "tpu")
+
+
+def _named(dialect: ModuleType, name: str) -> ModuleType:
+    """Returns the module of a dialect that is now also where the bindings look for it.
+
+    They look whenever they make an object of an op of it, and forget when they found none: that takes longer than all
+    else that is done with the op.
+    """
+    sys.modules.setdefault(f"jaxlib.mlir.dialects.{name}", dialect)
+    return dialect
 
 
 @cache
 def triton_dialect() -> ModuleType:
     """Returns the dialect of kernels of Triton."""
-    return import_module("jaxlib.triton.dialect")
+    return _named(import_module("jaxlib.triton.dialect"), "tt")
 
 
 def run_pipeline(module: ir.Module, pipeline: str) -> None:

@@ -67,7 +67,7 @@ def triton_rule(op: ir.Operation) -> CallRule | None:
 def note_types(op: ir.Operation) -> None:
     """Writes on a call of a Triton kernel which types it is made for: they are not in the kernel."""
     if is_triton_kernel(op):
-        types = [ir.TypeAttr.get(value.type) for value in (*op.operands, *op.results)]
+        types = [ir.TypeAttr.get(value.type, op.context) for value in (*op.operands, *op.results)]
         op.attributes[MADE_FOR] = ir.ArrayAttr.get(types, op.context)
 
 
@@ -87,7 +87,7 @@ def fit_triton_kernel(op: ir.Operation) -> None:
     try:
         if found is None:
             raise UnreadableError
-        part, bounds = _part(found.kernel, made_for, shapes, found.parts_for(shapes))
+        part, bounds = _part(found.kernel, found.reading, made_for, shapes, found.parts_for(shapes))
     except UnreadableError:
         raise ValueError("no part of a kernel's grid is that of its operands and results") from None
     write_triton_kernel(op, part, bounds)
@@ -115,15 +115,11 @@ class _Found:
         """
         parts = dict[Digit, int]()
         for digit, places in self.places.items():
-            sizes = [
-                (whole[dim], part[dim])
-                for whole, part, dim in zip(self.shapes, shapes, places, strict=True)
-                if dim is not None
-            ]
-            number = sizes[0][0] // max(1, sizes[0][1]) if sizes else 1
-            if digit.count % number:
+            tensor, dim = next((tensor, dim) for tensor, dim in enumerate(places) if dim is not None)
+            whole, part = self.shapes[tensor][dim], sum(shapes[tensor][dim : dim + 1])
+            if not part or whole % part or digit.count % (whole // part):
                 raise UnreadableError
-            parts[digit] = number
+            parts[digit] = whole // part
         if _part_shapes(self.shapes, parts, self.places) != shapes:
             raise UnreadableError
         return parts
@@ -182,7 +178,7 @@ def _analysed(
         if own is None or any(is_used and dim is None for is_used, dim in zip(used, own[num_operands:], strict=True)):
             continue
         is_alike = all(own[operand] == own[num_operands + result] for operand, result in aliases)
-        if is_alike and any(dim is not None for dim in own) and _is_partable(kernel, shapes, digit, own):
+        if is_alike and any(dim is not None for dim in own) and _is_partable(kernel, reading, shapes, digit, own):
             places[digit] = own
     return _Found(kernel, shapes, reading, places)
 
@@ -253,24 +249,26 @@ def _moving_dim(digit: Digit, indices: Indices, shape: tuple[int, ...], facts: t
     return moving[0] if len(moving) == 1 else None
 
 
-def _is_partable(kernel: TritonKernel, shapes: Shapes, digit: Digit, places: tuple[int | None, ...]) -> bool:
+def _is_partable(
+    kernel: TritonKernel, reading: Reading, shapes: Shapes, digit: Digit, places: tuple[int | None, ...]
+) -> bool:
     """Says whether the kernel can be written for parts along a digit."""
     parts = {digit: digit.count}
     try:
-        _part(kernel, shapes, _part_shapes(shapes, parts, {digit: places}), parts)
+        _part(kernel, reading, shapes, _part_shapes(shapes, parts, {digit: places}), parts)
     except UnreadableError:
         return False
     return True
 
 
 def _part(
-    kernel: TritonKernel, shapes: Shapes, made: Shapes, parts: Mapping[Digit, int]
+    kernel: TritonKernel, old: Reading, shapes: Shapes, made: Shapes, parts: Mapping[Digit, int]
 ) -> tuple[TritonKernel, tuple[int, ...]]:
     """Returns the kernel for parts of tensors of `shapes`, which are `made`, and its grid.
 
     Raises UnreadableError where it does not come out: each address has to be that of the same element as before.
     """
-    part, old = copied(kernel), read_accesses(kernel)
+    part = copied(kernel)
     set_strides(read_accesses(part), shapes, made)
     bounds = list(kernel.bounds)
     origins = [np.arange(bound) for bound in bounds]
