@@ -7,7 +7,6 @@ XLA:TPU prefetches into a nearer one. Of tuples that libraries give, the first i
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,6 +30,11 @@ _INDEX: Final = frozenset({"add", "subtract", "compare", "select", "clamp"})
 _SLICE, _UPDATE, _GATHER = "dynamic-slice", "dynamic-update-slice", "gather"
 _SLICES: Final = (_SLICE, _GATHER, "slice")
 _CONTRACTING: Final = re.compile(r'lhs_contracting_dim(?:s=\{|ensions":\[)([^}\]]*)[}\]]')
+_CONFIG: Final = "backend_config="
+_TOKENS: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[{}]')
+"""What braces are found by: they, and texts in quotes, which may have others."""
+_OWN_KERNELS: Final = ("tpu_custom_call", "__gpu$xla.gpu.triton")
+"""Targets of calls whose configuration is a kernel."""
 _LABELS: Final = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
 _WINDOW: Final = re.compile(r"window=\{([^}]*)\}")
 _PRECISION: Final = re.compile(r'operand_precision(?:=\{|":\[)"?(\w+)')
@@ -185,17 +189,17 @@ def memory_bytes(shape: str, space_of: str = "") -> int:
 
 def kernel_config(op: Instruction) -> str:
     """Returns the configuration of a call of a kernel that the program brings along; nothing for other ops."""
-    name = "backend_config="
-    if op.opcode != "custom-call" or 'custom_call_target="tpu_custom_call"' not in op.attributes:
+    start = op.attributes.find(_CONFIG)
+    brings = any(f'custom_call_target="{target}"' in op.attributes for target in _OWN_KERNELS)
+    if op.opcode != "custom-call" or start < 0 or not brings:
         return ""
-    start = op.attributes.find(name)
-    if start < 0:
-        return ""
-    text = op.attributes[start + len(name) :]
-    try:
-        return text[: json.JSONDecoder().raw_decode(text)[1]]
-    except ValueError:
-        return ""
+    start += len(_CONFIG)
+    depth = 0
+    for token in _TOKENS.finditer(op.attributes, start):
+        depth += {"{": 1, "}": -1}.get(token[0], 0)
+        if depth == 0:
+            return op.attributes[start : token.end()]
+    return ""
 
 
 def _result_bytes(op: Instruction) -> int:

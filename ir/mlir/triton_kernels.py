@@ -49,7 +49,19 @@ def is_triton_kernel(op: ir.Operation) -> bool:
 
 def read_triton_kernel(op: ir.Operation) -> TritonKernel | None:
     """Returns the kernel of a custom call, None where it has none of this form."""
-    config = op.attributes[_CONFIG] if is_triton_kernel(op) else None
+    return _configured(op.attributes[_CONFIG]) if is_triton_kernel(op) else None
+
+
+@cache
+def parse_triton_config(text: str) -> TritonKernel | None:
+    """Returns the kernel of a call's configuration as text, None where it is of another form."""
+    try:
+        return _configured(ir.Attribute.parse(text, make_context()))
+    except ir.MLIRError:
+        return None
+
+
+def _configured(config: ir.Attribute) -> TritonKernel | None:
     if not isinstance(config, ir.DictAttr):
         return None
     parts = entries(config)

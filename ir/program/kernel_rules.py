@@ -77,7 +77,7 @@ def kernel_rule(op: ir.Operation) -> CallRule | None:
     return None if kernel is None or found is None else CallRule(found.rule(), _work(kernel))
 
 
-def config_work(config: str) -> CallWork | None:
+def kernel_work(config: str) -> CallWork | None:
     """Returns the work of a kernel, given as the text of its call's configuration; None where it cannot be read."""
     kernel = parse_kernel(config)
     return _work(kernel) if kernel is not None and min(kernel.bounds, default=1) > 0 else None

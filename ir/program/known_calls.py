@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from rhino.ir.graph.rules import CallRule
+from rhino.ir.graph.rules import CallRule, CallWork
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.program.cudnn_rules import attention_rule, fit_attention
-from rhino.ir.program.kernel_rules import fit_kernel, kernel_rule
-from rhino.ir.program.triton_rules import fit_triton_kernel, note_types, triton_rule
+from rhino.ir.program.kernel_rules import fit_kernel, kernel_rule, kernel_work
+from rhino.ir.program.triton_rules import fit_triton_kernel, note_types, triton_rule, triton_work
 
 
 def call_rule(op: ir.Operation) -> CallRule | None:
     """Returns the rule of a custom call and its work, None where it does not show them."""
     return kernel_rule(op) or triton_rule(op) or attention_rule(op)
+
+
+def config_work(config: str) -> CallWork | None:
+    """Returns the work of a kernel, given as the text of its call's configuration; None where it cannot be read."""
+    return kernel_work(config) or triton_work(config)
 
 
 def note_call(op: ir.Operation) -> None:

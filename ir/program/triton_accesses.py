@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import lcm, prod
+from math import inf, lcm, prod
 from typing import Any, Final
 
 import numpy as np
 
+from rhino.ir.graph.rules import CallWork
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.reader import walk
 from rhino.ir.mlir.triton_kernels import TritonKernel, pointee_bytes
@@ -121,12 +122,18 @@ class Access:
     facts: tuple[Form, ...]
     decides: Periods
     times: float
-    num_bytes: int
+    num_elements: int
+    element_bytes: int
 
     @property
     def is_store(self) -> bool:
         """Says whether memory is written."""
         return self.op.name == "tt.store"
+
+    @property
+    def is_used(self) -> bool:
+        """Says whether memory is written, or what is loaded is read: Pallas loads what it then overwrites."""
+        return self.is_store or next(iter(self.op.results[0].uses), None) is not None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -141,6 +148,20 @@ class Reading:
     flops: float
     product_flops: float
     product_dtype: str
+
+    def work(self, num_programs: int) -> CallWork:
+        """Returns the work of so many programs. What several load, or one again, is near by then, and counted once."""
+        flops, products = round(self.flops * num_programs), round(self.product_flops * num_programs)
+        return CallWork(flops, products, self.product_dtype, round(self._num_bytes(num_programs)))
+
+    def _num_bytes(self, num_programs: int) -> float:
+        found = 0.0
+        for root in sorted({access.root for access in self.accesses}):
+            own = [access for access in self.accesses if access.root == root and access.is_used]
+            ends = [access.offset.most(access.facts) + 1 if access.offset is not None else inf for access in own]
+            moved = sum(access.num_elements * access.times for access in own) * num_programs
+            found += min(moved, max(ends, default=0)) * max((access.element_bytes for access in own), default=0)
+        return found
 
 
 class UnreadableError(Exception):
@@ -271,7 +292,8 @@ class _Machine:
             tuple(fact for fact in kept if fact is not None),
             decides,
             self.times,
-            prod(_shape(kind)) * num_bytes,
+            prod(_shape(kind)),
+            num_bytes,
         )
 
     def _for(self, op: ir.Operation, operands: Sequence[Known]) -> Sequence[Known]:
@@ -483,8 +505,9 @@ def _quotient(name: str, left: Form, right: Form) -> Form | None:
         return None
 
     def divided(dividend: Ints, divisor: Ints) -> Ints:
-        quotient = np.sign(dividend) * (abs(dividend) // divisor)  # towards zero
-        return dividend - quotient * divisor if is_rest else quotient
+        quotient: Ints = np.sign(dividend) * (abs(dividend) // divisor)  # towards zero
+        rest: Ints = dividend - quotient * divisor
+        return rest if is_rest else quotient
 
     return on_one_variable((left, right), divided)
 

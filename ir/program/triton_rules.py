@@ -17,11 +17,17 @@ from typing import Any, Final
 
 import numpy as np
 
-from rhino.ir.graph.elements import element_bytes
 from rhino.ir.graph.rules import CallRule, CallWork, owned_rule_text
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.reader import aliases_of
-from rhino.ir.mlir.triton_kernels import TritonKernel, copied, is_triton_kernel, read_triton_kernel, write_triton_kernel
+from rhino.ir.mlir.triton_kernels import (
+    TritonKernel,
+    copied,
+    is_triton_kernel,
+    parse_triton_config,
+    read_triton_kernel,
+    write_triton_kernel,
+)
 from rhino.ir.program.index_forms import Form, Ints, period_of, place
 from rhino.ir.program.triton_accesses import Access, Periods, Reading, UnreadableError, read_accesses
 from rhino.ir.program.triton_parts import renumber_programs, set_strides
@@ -61,7 +67,17 @@ def triton_rule(op: ir.Operation) -> CallRule | None:
         return None
     num_operands = len(op.operands)
     tensors = [[found.factors(tensor, dim) for dim in range(len(shape))] for tensor, shape in enumerate(found.shapes)]
-    return CallRule(owned_rule_text(tensors[:num_operands], tensors[num_operands:], found.places), _work(found, op))
+    text = owned_rule_text(tensors[:num_operands], tensors[num_operands:], found.places)
+    return CallRule(text, found.reading.work(prod(found.kernel.bounds)))
+
+
+def triton_work(config: str) -> CallWork | None:
+    """Returns the work of a kernel, given as the text of its call's configuration; None where it cannot be read."""
+    kernel = parse_triton_config(config)
+    try:
+        return read_accesses(kernel).work(prod(kernel.bounds)) if kernel is not None else None
+    except UnreadableError:
+        return None
 
 
 def note_types(op: ir.Operation) -> None:
@@ -301,20 +317,3 @@ def _compare(before: Access, old: Indices | None, after: Access, new: Indices | 
         }
         if not Form.of(mine.low, own).is_same(other):
             raise UnreadableError
-
-
-def _work(found: _Found, op: ir.Operation) -> CallWork:
-    """Returns the work of a kernel. What programs load again is near by then, and counted once."""
-    programs, moved = prod(found.kernel.bounds), 0.0
-    for number, value in enumerate((*op.operands, *op.results)):
-        kind = ir.RankedTensorType(value.type)
-        own = [one for one in found.reading.accesses if one.root == number and _is_made_use_of(one)]
-        once = prod(kind.shape) * element_bytes(str(kind.element_type))
-        moved += min(once, sum(one.num_bytes * one.times for one in own) * programs)
-    flops, products = found.reading.flops * programs, found.reading.product_flops * programs
-    return CallWork(round(flops), round(products), found.reading.product_dtype, round(moved))
-
-
-def _is_made_use_of(access: Access) -> bool:
-    """Says whether memory is written, or what is loaded is used: Pallas loads what it then overwrites."""
-    return access.is_store or next(iter(access.op.results[0].uses), None) is not None

@@ -28,7 +28,7 @@ from rhino.ir.mlir.memory_kinds import with_transfers
 from rhino.ir.mlir.reader import entry_function
 from rhino.ir.mlir.shardings import MESH_NAME, SHARDING, layout_attribute, module_mesh
 from rhino.ir.plan.plan import Comparison, CompiledPlan, Plan
-from rhino.ir.program.kernel_rules import config_work
+from rhino.ir.program.known_calls import config_work
 from rhino.ir.program.named_tensors import argument_tensors
 from rhino.ir.program.program import read_program
 from rhino.ir.request.patterns import matches

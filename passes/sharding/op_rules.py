@@ -4,7 +4,8 @@ Reads     a file of rules by target, and `sdy.sharding_rule` on custom calls of 
           linear algebra).
 Writes    `sdy.sharding_rule` on the custom calls of these targets, marked as custom, and so marks the rules of the
           input; `rhino.cost` where the file says what a call costs. A rule in the file goes before one in the input.
-          A call that has neither gets the rule and the costs that it shows: kernels for TPUs, and cuDNN's attention.
+          A call that has neither gets the rule and the costs that it shows: kernels for TPUs and of Triton, and cuDNN's
+          attention.
 Errors    RHI-CLI-002 the file cannot be read, RHI-RULE-001 it is malformed, RHI-RULE-002 a rule does not fit a call.
 """
 
