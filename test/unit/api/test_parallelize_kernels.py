@@ -1,6 +1,8 @@
-"""Steps with kernels for TPUs, planned where there is none."""
+"""Steps with kernels for TPUs and GPUs, planned where there are none."""
 
+import functools
 from io import BytesIO, StringIO
+from math import prod
 from pathlib import Path
 
 import jax
@@ -8,6 +10,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 from jax.experimental import pallas as pl
+from jax.experimental.pallas.ops.gpu.attention import mha
 from jax.experimental.pallas.ops.tpu.flash_attention import flash_attention
 
 import rhino
@@ -15,6 +18,7 @@ from rhino.ir.diagnostics import RhinoError
 from rhino.ir.mlir.bindings import ir, make_context
 from rhino.ir.mlir.reader import walk
 from rhino.ir.mlir.tpu_kernels import is_kernel, read_kernel
+from rhino.ir.mlir.triton_kernels import is_triton_kernel, read_triton_kernel
 from rhino.ir.program.kernel_rules import fit_kernel
 from rhino.tools.opt import run
 
@@ -22,12 +26,17 @@ HEADS, WIDTH, LENGTH, BATCH = 8, 128, 256, 8
 TX = optax.adam(1e-3)
 
 
-def layer(x, weights):
+def for_tpus(x, weights):
     q, k, v = (jnp.einsum("bsd,dhe->bhse", x, weights[name]) for name in "qkv")
     return x + jnp.einsum("bhse,hed->bsd", flash_attention(q, k, v, causal=True), weights["o"])
 
 
-def step(state, batch):
+def for_gpus(x, weights):
+    q, k, v = (jnp.einsum("bsd,dhe->bshe", x, weights[name]) for name in "qkv")
+    return x + jnp.einsum("bshe,hed->bsd", mha(q, k, v, None, causal=True), weights["o"])
+
+
+def step(state, batch, *, layer=for_tpus):
     weights, moments = state
 
     def loss(weights):
@@ -101,11 +110,12 @@ def test_a_kernel_that_fits_none_of_its_operands_is_an_error_at_its_call(tmp_pat
     )
 
 
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("kernels") / "step.mlir"
-    lowered = jax.jit(step, donate_argnums=0, keep_unused=True).trace(*shapes()).lower(lowering_platforms=("tpu",))
-    file.write_text(lowered.as_text())
+@pytest.fixture(scope="module", params=["tpu", "cuda"])
+def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp(request.param) / "step.mlir"
+    fn = functools.partial(step, layer=for_tpus if request.param == "tpu" else for_gpus)
+    traced = jax.jit(fn, donate_argnums=0, keep_unused=True).trace(*shapes())
+    file.write_text(traced.lower(lowering_platforms=(request.param,)).as_text())
     return file
 
 
@@ -121,15 +131,20 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_kernels_run_on_the_grid_of_their_parts(words, share, exported, tmp_path):
     out = tmp_path / "out.mlir"
     stderr = StringIO()
-    assert run([*words, "--cluster=v5e-8", str(exported), "-o", str(out)], BytesIO(), BytesIO(), stderr) == 0
+    cluster = "v5e-8" if exported.parent.name.startswith("tpu") else "h100x8"
+    assert run([*words, f"--cluster={cluster}", str(exported), "-o", str(out)], BytesIO(), BytesIO(), stderr) == 0
     said = stderr.getvalue()
     module = ir.Module.parse(out.read_text(), make_context())
-    calls = [op for op in walk(module.operation) if is_kernel(op)]
+    calls = [op for op in walk(module.operation) if is_kernel(op) or is_triton_kernel(op)]
     assert len(calls) >= 3
     for op in calls:
-        batch, heads, *_ = ir.RankedTensorType(op.operands[0].type).shape
+        batch, first, second, _ = ir.RankedTensorType(op.operands[0].type).shape
+        heads = first if is_kernel(op) else second
         assert batch * heads * share == BATCH * HEADS, said
-        assert read_kernel(op).bounds[:2] == (batch, heads)
-        before = str(op.attributes["backend_config"])
-        fit_kernel(op)
-        assert str(op.attributes["backend_config"]) == before
+        if is_kernel(op):
+            assert read_kernel(op).bounds[:2] == (batch, heads)
+            before = str(op.attributes["backend_config"])
+            fit_kernel(op)
+            assert str(op.attributes["backend_config"]) == before
+        else:
+            assert prod(read_triton_kernel(op).bounds) % (batch * heads) == 0

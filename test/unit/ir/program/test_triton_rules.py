@@ -101,7 +101,7 @@ def in_heads(batch, heads):
 
 
 LIBRARY = {
-    "attention": (gradient(mha), in_heads),
+    "attention": (mha, in_heads),
     "causal": (gradient(functools.partial(mha, causal=True)), in_heads),
     "segments": (mha, lambda batch, heads: (*in_heads(batch, heads), shape(batch, 256, dtype=jnp.int32))),
     "decode": (
@@ -298,9 +298,7 @@ def check_parts(op, parts, arrays, whole, seed):
             np.testing.assert_array_equal(result, part_of(array, *where), err_msg=str(seed))
 
 
-@pytest.mark.parametrize(
-    "seeds", [range(16), pytest.param(range(16, 120), marks=pytest.mark.long)], ids=["few", "many"]
-)
+@pytest.mark.parametrize("seeds", [range(6), pytest.param(range(6, 120), marks=pytest.mark.long)], ids=["few", "many"])
 def test_parts_of_drawn_kernels_give_the_parts_of_their_results(seeds):
     split = 0
     for seed in seeds:
@@ -317,7 +315,7 @@ def test_parts_of_drawn_kernels_give_the_parts_of_their_results(seeds):
             }
             check_parts(op, parts, arrays, whole, seed)
             split += 1
-    assert split > len(seeds)  # so many ways to split were tried
+    assert split > 2 * len(seeds)  # so many ways to split were tried
 
 
 # Kernels that do one thing, on a grid of 4 times 2 unless they say otherwise
