@@ -20,7 +20,7 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parent.parent
 
 ROOMS: Final[dict[str, tuple[str, ...]]] = {
-    "ir": ("request", "graph", "hlo", "cluster", "plan", "mlir", "program"),
+    "ir": ("request", "graph", "hlo", "cluster", "plan", "mlir", "calls", "program"),
     "strategies": (
         "solver",
         "cost",

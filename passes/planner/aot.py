@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from rhino.ir.calls.known_calls import config_work
 from rhino.ir.cluster.hardware import Cluster, Device
 from rhino.ir.cluster.mesh import Mesh
 from rhino.ir.diagnostics import ExitCode, Place, RhinoError
@@ -28,7 +29,6 @@ from rhino.ir.mlir.memory_kinds import with_transfers
 from rhino.ir.mlir.reader import entry_function
 from rhino.ir.mlir.shardings import MESH_NAME, SHARDING, layout_attribute, module_mesh
 from rhino.ir.plan.plan import Comparison, CompiledPlan, Plan
-from rhino.ir.program.known_calls import config_work
 from rhino.ir.program.named_tensors import argument_tensors
 from rhino.ir.program.program import read_program
 from rhino.ir.request.patterns import matches

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from rhino.ir.calls.known_calls import fit_call, note_call
 from rhino.ir.cluster.mesh import Mesh
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.graph.graph import BARRIER, WHILE, YIELD, Graph
@@ -45,7 +46,6 @@ from rhino.ir.mlir.shardings import (
 )
 from rhino.ir.program.collectives import module_stats
 from rhino.ir.program.folded_layers import refuse_folded
-from rhino.ir.program.known_calls import fit_call, note_call
 from rhino.ir.program.local_rules import CUSTOM_CALL, PAD
 from rhino.ir.program.program import CARRIED, COST, Program, read_program
 from rhino.passes.base import Pass, Remarks

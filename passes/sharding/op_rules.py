@@ -15,12 +15,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from rhino.ir.calls.known_calls import call_rule
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.graph.rules import RULE
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.locations import place_of
 from rhino.ir.mlir.reader import walk
-from rhino.ir.program.known_calls import call_rule
 from rhino.ir.program.local_rules import CUSTOM_CALL, is_custom
 from rhino.ir.program.program import COST
 from rhino.ir.request.op_rules import OpRule, read_op_rules

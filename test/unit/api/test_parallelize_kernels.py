@@ -14,12 +14,12 @@ from jax.experimental.pallas.ops.gpu.attention import mha
 from jax.experimental.pallas.ops.tpu.flash_attention import flash_attention
 
 import rhino
+from rhino.ir.calls.tpu_rules import fit_kernel
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.mlir.bindings import ir, make_context
 from rhino.ir.mlir.reader import walk
 from rhino.ir.mlir.tpu_kernels import is_kernel, read_kernel
 from rhino.ir.mlir.triton_kernels import is_triton_kernel, read_triton_kernel
-from rhino.ir.program.kernel_rules import fit_kernel
 from rhino.tools.opt import run
 
 HEADS, WIDTH, LENGTH, BATCH = 8, 128, 256, 8

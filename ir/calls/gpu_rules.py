@@ -17,6 +17,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from rhino.ir.calls.index_forms import Form, Ints, period_of, place
+from rhino.ir.calls.triton_accesses import Access, Periods, Reading, UnreadableError, read_accesses
+from rhino.ir.calls.triton_parts import renumber_programs, set_strides
 from rhino.ir.graph.rules import CallRule, CallWork, owned_rule_text
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.reader import aliases_of
@@ -28,9 +31,6 @@ from rhino.ir.mlir.triton_kernels import (
     read_triton_kernel,
     write_triton_kernel,
 )
-from rhino.ir.program.index_forms import Form, Ints, period_of, place
-from rhino.ir.program.triton_accesses import Access, Periods, Reading, UnreadableError, read_accesses
-from rhino.ir.program.triton_parts import renumber_programs, set_strides
 
 MADE_FOR: Final = "rhino.made_for"
 """The types of the operands and results that a call's kernel is made for, while the call gets others."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from rhino.ir.calls.cudnn_rules import attention_rule, fit_attention
+from rhino.ir.calls.gpu_rules import fit_triton_kernel, note_types, triton_rule, triton_work
+from rhino.ir.calls.tpu_rules import fit_kernel, kernel_rule, kernel_work
 from rhino.ir.graph.rules import CallRule, CallWork
 from rhino.ir.mlir.bindings import ir
-from rhino.ir.program.cudnn_rules import attention_rule, fit_attention
-from rhino.ir.program.kernel_rules import fit_kernel, kernel_rule, kernel_work
-from rhino.ir.program.triton_rules import fit_triton_kernel, note_types, triton_rule, triton_work
 
 
 def call_rule(op: ir.Operation) -> CallRule | None:

@@ -7,11 +7,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from rhino.ir.calls.index_forms import Form, Ints, strides_of
+from rhino.ir.calls.triton_accesses import Known, Reading, UnreadableError, lanes_after
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.reader import maker_of, walk
 from rhino.ir.mlir.triton_kernels import TritonKernel
-from rhino.ir.program.index_forms import Form, Ints, strides_of
-from rhino.ir.program.triton_accesses import Known, Reading, UnreadableError, lanes_after
 
 _SAME: Final = ("tt.splat", "tt.broadcast", "tt.expand_dims", "tt.trans", "tt.reshape", "arith.extsi", "arith.extui")
 """Ops whose result is their operand, in another form."""

@@ -17,11 +17,11 @@ from jax.experimental.pallas.ops.tpu.paged_attention import paged_attention
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
+from rhino.ir.calls.tpu_rules import fit_kernel, kernel_rule
 from rhino.ir.graph.rules import Rule, parse_rule
 from rhino.ir.mlir.bindings import ir, make_context
 from rhino.ir.mlir.reader import walk
 from rhino.ir.mlir.tpu_kernels import is_kernel, read_kernel
-from rhino.ir.program.kernel_rules import fit_kernel, kernel_rule
 
 
 def shape(*dims, dtype=jnp.bfloat16):

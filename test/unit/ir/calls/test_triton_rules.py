@@ -13,11 +13,11 @@ from jax.experimental.pallas import triton as plgpu
 from jax.experimental.pallas.ops.gpu import attention, decode_attention, layer_norm, rms_norm, softmax
 from triton_interpreter import run_kernel
 
+from rhino.ir.calls.gpu_rules import fit_triton_kernel, note_types, triton_rule
 from rhino.ir.graph.rules import Rule, parse_rule
 from rhino.ir.mlir.bindings import ir, make_context
 from rhino.ir.mlir.reader import walk
 from rhino.ir.mlir.triton_kernels import TARGET, copied, is_triton_kernel, read_triton_kernel
-from rhino.ir.program.triton_rules import fit_triton_kernel, note_types, triton_rule
 
 
 def shape(*dims, dtype=jnp.float16):

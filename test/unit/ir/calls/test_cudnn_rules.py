@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import pytest
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
+from rhino.ir.calls.cudnn_rules import attention_rule, fit_attention
 from rhino.ir.graph.rules import parse_rule
 from rhino.ir.mlir.bindings import ir, make_context
 from rhino.ir.mlir.reader import walk
-from rhino.ir.program.cudnn_rules import attention_rule, fit_attention
 
 LENGTH, WIDTH = 256, 64
 

@@ -14,11 +14,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from rhino.ir.calls.index_forms import MOST_VALUES, Form, Ints, Variable, on_one_variable, period_of
 from rhino.ir.graph.rules import CallWork
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.reader import walk
 from rhino.ir.mlir.triton_kernels import TritonKernel, pointee_bytes
-from rhino.ir.program.index_forms import MOST_VALUES, Form, Ints, Variable, on_one_variable, period_of
 
 _PURE: Final = ("arith.", "math.")
 _PURE_OPS: Final = frozenset(
