@@ -18,7 +18,9 @@ from typing import Any, Final
 import numpy as np
 
 from rhino.ir.calls.index_forms import Form, Ints, period_of, place
-from rhino.ir.calls.triton_accesses import Access, Periods, Reading, UnreadableError, read_accesses
+from rhino.ir.calls.known_values import Periods
+from rhino.ir.calls.machine import Access, Reading, UnreadableError
+from rhino.ir.calls.triton_accesses import read_triton
 from rhino.ir.calls.triton_parts import renumber_programs, set_strides
 from rhino.ir.graph.rules import CallRule, CallWork, owned_rule_text
 from rhino.ir.mlir.bindings import ir
@@ -75,7 +77,7 @@ def triton_work(config: str) -> CallWork | None:
     """Returns the work of a kernel, given as the text of its call's configuration; None where it cannot be read."""
     kernel = parse_triton_config(config)
     try:
-        return read_accesses(kernel).work(prod(kernel.bounds)) if kernel is not None else None
+        return read_triton(kernel).work(prod(kernel.bounds)) if kernel is not None else None
     except UnreadableError:
         return None
 
@@ -181,7 +183,7 @@ def _analysed(
     """Returns what a kernel shows; of its results those that are `used` have to be split with a digit."""
     num_operands = len(shapes) - len(used)
     try:
-        reading = read_accesses(kernel)
+        reading = read_triton(kernel)
     except UnreadableError:
         return None
     accesses = reading.accesses
@@ -285,7 +287,7 @@ def _part(
     Raises UnreadableError where it does not come out: each address has to be that of the same element as before.
     """
     part = copied(kernel)
-    set_strides(read_accesses(part), shapes, made)
+    set_strides(read_triton(part), shapes, made)
     bounds = list(kernel.bounds)
     origins = [np.arange(bound) for bound in bounds]
     for axis in range(len(bounds)):
@@ -296,7 +298,7 @@ def _part(
             origins[axis] = origins[axis][origins[axis] // unit % count < count // number]
         renumber_programs(part, axis, split, bounds[axis])
     found = TritonKernel(part.code, part.module, part.body, tuple(bounds))
-    new = read_accesses(found)
+    new = read_triton(found)
     if len(new.accesses) != len(old.accesses):
         raise UnreadableError
     for before, after in zip(old.accesses, new.accesses, strict=True):

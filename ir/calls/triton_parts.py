@@ -8,7 +8,9 @@ from typing import Any, Final
 import numpy as np
 
 from rhino.ir.calls.index_forms import Form, Ints, strides_of
-from rhino.ir.calls.triton_accesses import Known, Reading, UnreadableError, lanes_after
+from rhino.ir.calls.known_values import Known
+from rhino.ir.calls.machine import Reading, UnreadableError
+from rhino.ir.calls.triton_accesses import lanes_after
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.reader import maker_of, walk
 from rhino.ir.mlir.triton_kernels import TritonKernel
