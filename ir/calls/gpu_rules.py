@@ -1,4 +1,4 @@
-"""The sharding rule and the work of a Triton kernel, read from the addresses that it computes, and its parts.
+"""The sharding rule and the work of a kernel for GPUs, read from the addresses that it computes, and its parts.
 
 A part of the grid computes a part of the results where, along a digit of a program's number, all that is loaded and
 stored moves by equal blocks of one dim of a tensor, or does not move, and nothing else follows from the digit: not a
@@ -9,7 +9,7 @@ something: several dims of an index are often counted in one dim of the grid.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from math import prod
@@ -18,22 +18,34 @@ from typing import Any, Final
 import numpy as np
 
 from rhino.ir.calls.index_forms import Form, Ints, period_of, place
+from rhino.ir.calls.kernel_parts import renumber_programs, set_block_strides, set_strides
 from rhino.ir.calls.known_values import Periods
 from rhino.ir.calls.machine import Access, Reading, UnreadableError
+from rhino.ir.calls.mosaic_accesses import read_mosaic
 from rhino.ir.calls.triton_accesses import read_triton
-from rhino.ir.calls.triton_parts import renumber_programs, set_strides
 from rhino.ir.graph.rules import CallRule, CallWork, owned_rule_text
 from rhino.ir.mlir.bindings import ir
+from rhino.ir.mlir.mosaic_kernels import (
+    MosaicKernel,
+    block_ids,
+    copied_mosaic,
+    is_mosaic_kernel,
+    read_mosaic_kernel,
+    with_bounds,
+    write_mosaic_kernel,
+)
 from rhino.ir.mlir.reader import aliases_of
 from rhino.ir.mlir.triton_kernels import (
     TritonKernel,
     copied,
     is_triton_kernel,
     parse_triton_config,
+    program_ids,
     read_triton_kernel,
     write_triton_kernel,
 )
 
+GpuKernel = TritonKernel | MosaicKernel
 MADE_FOR: Final = "rhino.made_for"
 """The types of the operands and results that a call's kernel is made for, while the call gets others."""
 Shapes = tuple[tuple[int, ...], ...]
@@ -62,8 +74,8 @@ Places = Mapping[Digit, tuple[int | None, ...]]
 """The dim of each operand and result that goes along with a digit, None for those that stay."""
 
 
-def triton_rule(op: ir.Operation) -> CallRule | None:
-    """Returns the rule of a call of a Triton kernel, None where it has none or cannot be read."""
+def gpu_rule(op: ir.Operation) -> CallRule | None:
+    """Returns the rule of a call of a kernel for GPUs, None where it has none or cannot be read."""
     found = _found(op, _shapes_of(op))
     if found is None:
         return None
@@ -73,24 +85,24 @@ def triton_rule(op: ir.Operation) -> CallRule | None:
     return CallRule(text, found.reading.work(prod(found.kernel.bounds)))
 
 
-def triton_work(config: str) -> CallWork | None:
+def gpu_work(config: str) -> CallWork | None:
     """Returns the work of a kernel, given as the text of its call's configuration; None where it cannot be read."""
     kernel = parse_triton_config(config)
     try:
-        return read_triton(kernel).work(prod(kernel.bounds)) if kernel is not None else None
+        return _read(kernel).work(prod(kernel.bounds)) if kernel is not None else None
     except UnreadableError:
         return None
 
 
 def note_types(op: ir.Operation) -> None:
-    """Writes on a call of a Triton kernel which types it is made for: they are not in the kernel."""
-    if is_triton_kernel(op):
+    """Writes on a call of a kernel for GPUs which types it is made for: they are not in the kernel."""
+    if is_triton_kernel(op) or is_mosaic_kernel(op):
         types = [ir.TypeAttr.get(value.type, op.context) for value in (*op.operands, *op.results)]
         op.attributes[MADE_FOR] = ir.ArrayAttr.get(types, op.context)
 
 
-def fit_triton_kernel(op: ir.Operation) -> None:
-    """Gives a call of a Triton kernel, made for what `note_types` wrote, the part for the operands that it has.
+def fit_gpu_kernel(op: ir.Operation) -> None:
+    """Gives a call of a kernel for GPUs, made for what `note_types` wrote, the part for the operands that it has.
 
     Raises ValueError where no part of the grid is for these.
     """
@@ -105,17 +117,25 @@ def fit_triton_kernel(op: ir.Operation) -> None:
     try:
         if found is None:
             raise UnreadableError
-        part, bounds = _part(found.kernel, found.reading, made_for, shapes, found.parts_for(shapes))
+        part = _part(found.kernel, found.reading, made_for, shapes, found.parts_for(shapes))
     except UnreadableError:
         raise ValueError("no part of a kernel's grid is that of its operands and results") from None
-    write_triton_kernel(op, part, bounds)
+    match part:
+        case TritonKernel():
+            write_triton_kernel(op, part)
+        case MosaicKernel():
+            write_mosaic_kernel(op, part)
+
+
+def _read(kernel: GpuKernel) -> Reading:
+    return read_triton(kernel) if isinstance(kernel, TritonKernel) else read_mosaic(kernel)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Found:
     """A kernel for tensors of `shapes`, what it accesses, and what goes along with the digits that split."""
 
-    kernel: TritonKernel
+    kernel: GpuKernel
     shapes: Shapes
     reading: Reading
     places: Places
@@ -169,7 +189,7 @@ def _is_plain(op: ir.Operation) -> bool:
 
 def _found(op: ir.Operation, shapes: Shapes) -> _Found | None:
     """Returns what the kernel of a call shows that is made for `shapes`, None where it is not known."""
-    kernel = read_triton_kernel(op)
+    kernel = read_triton_kernel(op) or read_mosaic_kernel(op)
     if kernel is None or not _is_plain(op):
         return None
     used = tuple(next(iter(value.uses), None) is not None for value in op.results)
@@ -178,16 +198,16 @@ def _found(op: ir.Operation, shapes: Shapes) -> _Found | None:
 
 @cache
 def _analysed(
-    kernel: TritonKernel, shapes: Shapes, used: tuple[bool, ...], aliases: tuple[tuple[int, int], ...]
+    kernel: GpuKernel, shapes: Shapes, used: tuple[bool, ...], aliases: tuple[tuple[int, int], ...]
 ) -> _Found | None:
     """Returns what a kernel shows; of its results those that are `used` have to be split with a digit."""
     num_operands = len(shapes) - len(used)
     try:
-        reading = read_triton(kernel)
+        reading = _read(kernel)
     except UnreadableError:
         return None
     accesses = reading.accesses
-    if len(kernel.block.arguments) != len(shapes) or any(a.is_store and a.root < num_operands for a in accesses):
+    if kernel.num_arguments != len(shapes) or any(a.is_store and a.root < num_operands for a in accesses):
         return None
     indices = [_indices(access, shapes) for access in accesses]
     places = dict[Digit, tuple[int | None, ...]]()
@@ -268,7 +288,7 @@ def _moving_dim(digit: Digit, indices: Indices, shape: tuple[int, ...], facts: t
 
 
 def _is_partable(
-    kernel: TritonKernel, reading: Reading, shapes: Shapes, digit: Digit, places: tuple[int | None, ...]
+    kernel: GpuKernel, reading: Reading, shapes: Shapes, digit: Digit, places: tuple[int | None, ...]
 ) -> bool:
     """Says whether the kernel can be written for parts along a digit."""
     parts = {digit: digit.count}
@@ -279,31 +299,38 @@ def _is_partable(
     return True
 
 
-def _part(
-    kernel: TritonKernel, old: Reading, shapes: Shapes, made: Shapes, parts: Mapping[Digit, int]
-) -> tuple[TritonKernel, tuple[int, ...]]:
-    """Returns the kernel for parts of tensors of `shapes`, which are `made`, and its grid.
+def _part(kernel: GpuKernel, old: Reading, shapes: Shapes, made: Shapes, parts: Mapping[Digit, int]) -> GpuKernel:
+    """Returns the kernel for parts of tensors of `shapes`, which are `made`.
 
     Raises UnreadableError where it does not come out: each address has to be that of the same element as before.
     """
-    part = copied(kernel)
-    set_strides(read_triton(part), shapes, made)
-    bounds = list(kernel.bounds)
-    origins = [np.arange(bound) for bound in bounds]
-    for axis in range(len(bounds)):
-        split = sorted((digit.unit, digit.count, number) for digit, number in parts.items() if digit.axis == axis)
-        split = [one for one in split if one[2] > 1]
-        for unit, count, number in split:
-            bounds[axis] //= number
-            origins[axis] = origins[axis][origins[axis] // unit % count < count // number]
-        renumber_programs(part, axis, split, bounds[axis])
-    found = TritonKernel(part.code, part.module, part.body, tuple(bounds))
-    new = read_triton(found)
+    bounds, origins = list(kernel.bounds), [np.arange(bound) for bound in kernel.bounds]
+    split = [list[tuple[int, int, int]]() for _ in bounds]
+    for digit, number in sorted(parts.items(), key=lambda one: one[0].unit):
+        if number > 1:
+            split[digit.axis].append((digit.unit, digit.count, number))
+            bounds[digit.axis] //= number
+            numbers = origins[digit.axis]
+            origins[digit.axis] = numbers[digit.of(numbers) < digit.count // number]
+    part: GpuKernel
+    match kernel:
+        case TritonKernel():
+            part = copied(kernel)
+            set_strides(read_triton(part), shapes, made)
+            asked = program_ids(part)
+        case MosaicKernel():
+            part = copied_mosaic(kernel)
+            set_block_strides(part, read_mosaic(part), shapes, made)
+            asked = block_ids(part)
+    for axis, ops in enumerate(asked):
+        renumber_programs(ops, split[axis], bounds[axis])
+    part = with_bounds(part, tuple(bounds)) if isinstance(part, MosaicKernel) else replace(part, bounds=tuple(bounds))
+    new = _read(part)
     if len(new.accesses) != len(old.accesses):
         raise UnreadableError
     for before, after in zip(old.accesses, new.accesses, strict=True):
         _compare(before, _indices(before, shapes), after, _indices(after, made), origins)
-    return found, tuple(bounds)
+    return part
 
 
 def _compare(before: Access, old: Indices | None, after: Access, new: Indices | None, origins: list[Ints]) -> None:

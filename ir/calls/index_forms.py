@@ -22,7 +22,7 @@ MOST_VALUES: Final = 1 << 18
 class Variable(NamedTuple):
     """What an integer follows from: a dim of the grid, a loop, or a dim of the tensor whose element it is."""
 
-    kind: Literal["program", "loop", "lane"]
+    kind: Literal["program", "loop", "lane", "thread"]
     number: int
     size: int
 

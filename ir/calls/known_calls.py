@@ -1,9 +1,9 @@
-"""Custom calls that show how they split: kernels for TPUs, kernels of Triton, and cuDNN's attention."""
+"""Custom calls that show how they split: kernels for TPUs and GPUs, and cuDNN's attention."""
 
 from __future__ import annotations
 
 from rhino.ir.calls.cudnn_rules import attention_rule, fit_attention
-from rhino.ir.calls.gpu_rules import fit_triton_kernel, note_types, triton_rule, triton_work
+from rhino.ir.calls.gpu_rules import fit_gpu_kernel, gpu_rule, gpu_work, note_types
 from rhino.ir.calls.tpu_rules import fit_kernel, kernel_rule, kernel_work
 from rhino.ir.graph.rules import CallRule, CallWork
 from rhino.ir.mlir.bindings import ir
@@ -11,12 +11,12 @@ from rhino.ir.mlir.bindings import ir
 
 def call_rule(op: ir.Operation) -> CallRule | None:
     """Returns the rule of a custom call and its work, None where it does not show them."""
-    return kernel_rule(op) or triton_rule(op) or attention_rule(op)
+    return kernel_rule(op) or gpu_rule(op) or attention_rule(op)
 
 
 def config_work(config: str) -> CallWork | None:
     """Returns the work of a kernel, given as the text of its call's configuration; None where it cannot be read."""
-    return kernel_work(config) or triton_work(config)
+    return kernel_work(config) or gpu_work(config)
 
 
 def note_call(op: ir.Operation) -> None:
@@ -30,5 +30,5 @@ def fit_call(op: ir.Operation) -> None:
     Raises ValueError where there is none.
     """
     fit_kernel(op)
-    fit_triton_kernel(op)
+    fit_gpu_kernel(op)
     fit_attention(op)

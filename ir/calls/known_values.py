@@ -22,6 +22,12 @@ _BINARY: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
     "arith.maxui": np.maximum,
     "arith.minui": np.minimum,
 }
+_SAME_AS: Final = {
+    "llvm.add": "arith.addi",
+    "llvm.mul": "arith.muli",
+    "llvm.sub": "arith.subi",
+    "arith.index_castui": "arith.index_cast",
+}
 _DIVISIONS: Final = ("arith.divsi", "arith.divui", "arith.remsi", "arith.remui")
 _UNSIGNED: Final = ("arith.divui", "arith.remui", "arith.maxui", "arith.minui")
 _CASTS: Final = ("arith.extsi", "arith.extui", "arith.trunci", "arith.index_cast")
@@ -115,32 +121,37 @@ def constant(value: ir.Attribute) -> Known:
 
 def computed(op: ir.Operation, operands: Sequence[Known]) -> Known | None:
     """Returns what an op of arithmetic gives, None for other ops."""
-    if op.name == "arith.addi":
+    name = _SAME_AS.get(op.name, op.name)
+    if name == "arith.addi":
         return added(operands[0], operands[1], 1)
-    if op.name == "arith.subi":
+    if name == "arith.subi":
         return added(operands[0], operands[1], -1)
-    if op.name in _CASTS:
+    if name in _CASTS:
         return _cast(op, operands[0])
-    if op.name == "arith.cmpi":
+    if name == "arith.cmpi":
         return _compared(op, *operands)
-    if op.name == "arith.select":
+    if name == "arith.select":
         return _selected(*operands)
-    if op.name not in _BINARY and op.name not in _DIVISIONS:
+    if name not in _BINARY and name not in _DIVISIONS:
         return None
     forms = [one.form for one in operands if one.form is not None]
-    if op.name in _UNSIGNED and not all(one.least is not None and one.least >= 0 for one in operands):
+    if name in _UNSIGNED and not all(one.least is not None and one.least >= 0 for one in operands):
         return Known(of=merged(one.follows for one in operands))
     if len(forms) == len(operands):
-        found = _quotient(op.name, *forms) if op.name in _DIVISIONS else _combined(op.name, *forms)
+        found = _quotient(name, *forms) if name in _DIVISIONS else _combined(name, *forms)
         if found is not None:
-            return Known(found, facts=_held(op.name, operands))
-    low, high = _bounds(op.name, *operands)
-    return Known(of=merged(one.follows for one in operands), low=low, high=high, facts=_held(op.name, operands))
+            return Known(found, facts=_held(name, operands))
+    low, high = _bounds(name, *operands)
+    return Known(of=merged(one.follows for one in operands), low=low, high=high, facts=_held(name, operands))
 
 
 def _combined(name: str, left: Form, right: Form) -> Form | None:
     if name == "arith.muli" and not (left.tables and right.tables):
         return left.times(right.low) if not right.tables else right.times(left.low)
+    if name.startswith(("arith.min", "arith.max")):
+        for one, other in ((left, right), (right, left)):
+            if one.high <= other.low:
+                return one if name.startswith("arith.min") else other
     return on_one_variable((left, right), _BINARY[name])
 
 

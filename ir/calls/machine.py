@@ -17,7 +17,7 @@ from rhino.ir.graph.rules import CallWork
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.reader import end_of
 
-_ENDS: Final = ("scf.yield", "scf.condition", "tt.return")
+_ENDS: Final = ("scf.yield", "scf.condition", "tt.return", "gpu.terminator")
 """Ops that hand out the values of a block."""
 
 
@@ -45,7 +45,7 @@ class Access:
     @property
     def is_used(self) -> bool:
         """Says whether memory is written, or what is loaded is read: Pallas loads what it then overwrites."""
-        results = list(self.op.results)
+        results = [one for one in self.op.results if str(one.type) != "!llvm.void"]
         return self.is_store or not results or any(next(iter(one.uses), None) is not None for one in results)
 
 

@@ -28,6 +28,7 @@ __all__ = [
     "func",
     "ir",
     "make_context",
+    "mosaic_gpu_dialect",
     "passmanager",
     "require_tested_version",
     "run_pipeline",
@@ -111,6 +112,12 @@ def _named(dialect: ModuleType, name: str) -> ModuleType:
 def triton_dialect() -> ModuleType:
     """Returns the dialect of kernels of Triton."""
     return _named(import_module("jaxlib.triton.dialect"), "tt")
+
+
+@cache
+def mosaic_gpu_dialect() -> ModuleType:
+    """Returns the dialect of kernels of Mosaic for GPUs, whose loading registers its passes."""
+    return _named(import_module("jaxlib.mosaic.python.mosaic_gpu"), "mosaic_gpu")
 
 
 def run_pipeline(module: ir.Module, pipeline: str) -> None:

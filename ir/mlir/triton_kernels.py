@@ -14,6 +14,7 @@ from typing import Final
 
 from rhino.ir.mlir.bindings import ir, make_context, triton_dialect
 from rhino.ir.mlir.boundary import entries
+from rhino.ir.mlir.reader import walk
 
 TARGET: Final = "__gpu$xla.gpu.triton"
 _CONFIG: Final = "mhlo.backend_config"
@@ -36,6 +37,11 @@ class TritonKernel:
         """What the function does."""
         found: ir.Block = self.body.regions[0].blocks[0]
         return found
+
+    @property
+    def num_arguments(self) -> int:
+        """How many operands and results there are."""
+        return len(self.block.arguments)
 
 
 def is_triton_kernel(op: ir.Operation) -> bool:
@@ -102,15 +108,21 @@ def _decoded(code: bytes, bounds: tuple[int, ...]) -> TritonKernel | None:
     return TritonKernel(code, module, functions[0], bounds)
 
 
-def write_triton_kernel(op: ir.Operation, kernel: TritonKernel, bounds: tuple[int, ...]) -> None:
-    """Makes a custom call run a kernel, as its module is now, on a grid of `bounds`."""
+def program_ids(kernel: TritonKernel) -> list[list[ir.Operation]]:
+    """Returns for each dim of the grid the ops that ask which program along it runs."""
+    ops = [op for op in walk(kernel.body) if op.name == "tt.get_program_id"]
+    return [[op for op in ops if ir.IntegerAttr(op.attributes["axis"]).value == axis] for axis in range(len(_GRID))]
+
+
+def write_triton_kernel(op: ir.Operation, kernel: TritonKernel) -> None:
+    """Makes a custom call run a kernel, as its module is now."""
     code = io.BytesIO()
     kernel.module.operation.write_bytecode(code)
     parts = entries(op.attributes[_CONFIG])
     with op.context:
         count = ir.IntegerType.get_signless(32)
         parts[_CODE] = ir.StringAttr.get(code.getvalue())
-        parts |= {name: ir.IntegerAttr.get(count, size) for name, size in zip(_GRID, bounds, strict=True)}
+        parts |= {name: ir.IntegerAttr.get(count, size) for name, size in zip(_GRID, kernel.bounds, strict=True)}
         op.attributes[_CONFIG] = ir.DictAttr.get(parts)
 
 

@@ -13,7 +13,7 @@ from jax.experimental.pallas import triton as plgpu
 from jax.experimental.pallas.ops.gpu import attention, decode_attention, layer_norm, rms_norm, softmax
 from triton_interpreter import run_kernel
 
-from rhino.ir.calls.gpu_rules import fit_triton_kernel, note_types, triton_rule
+from rhino.ir.calls.gpu_rules import fit_gpu_kernel, gpu_rule, note_types
 from rhino.ir.graph.rules import Rule, parse_rule
 from rhino.ir.mlir.bindings import ir, make_context
 from rhino.ir.mlir.reader import walk
@@ -33,7 +33,7 @@ def lowered(fn, *arguments):
 
 def rule_of(op) -> Rule:
     with op.context:
-        found = triton_rule(op)
+        found = gpu_rule(op)
         assert found is not None
         op.attributes["sdy.sharding_rule"] = ir.Attribute.parse(found.text)
     assert op.verify()
@@ -77,7 +77,7 @@ def on_types(op, types):
 
 def fitted(op, types):
     module, made = on_types(op, types)
-    fit_triton_kernel(made)
+    fit_gpu_kernel(made)
     return module, made
 
 
@@ -489,4 +489,4 @@ def test_what_follows_from_the_place_in_the_grid_is_not_split_and_all_else_is(na
 def test_a_kernel_that_does_what_no_part_does_has_no_rule(body):
     _module, (op,) = small(body, [X])
     with op.context:
-        assert triton_rule(op) is None
+        assert gpu_rule(op) is None
