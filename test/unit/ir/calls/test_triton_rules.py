@@ -8,16 +8,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from call_parts import fitted, free, rule_of, split_dims, types_of
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 from jax.experimental.pallas.ops.gpu import attention, decode_attention, layer_norm, rms_norm, softmax
 from triton_interpreter import run_kernel
 
-from rhino.ir.calls.gpu_rules import fit_gpu_kernel, gpu_rule, note_types
-from rhino.ir.graph.rules import Rule, parse_rule
+from rhino.ir.calls.gpu_rules import gpu_rule
+from rhino.ir.graph.rules import parse_rule
 from rhino.ir.mlir.bindings import ir, make_context
 from rhino.ir.mlir.reader import walk
-from rhino.ir.mlir.triton_kernels import TARGET, copied, is_triton_kernel, read_triton_kernel
+from rhino.ir.mlir.triton_kernels import copied, is_triton_kernel, read_triton_kernel
 
 
 def shape(*dims, dtype=jnp.float16):
@@ -29,56 +30,6 @@ def lowered(fn, *arguments):
     text = jax.jit(fn).trace(*arguments).lower(lowering_platforms=("cuda",)).as_text()
     module = ir.Module.parse(text, make_context())
     return module, [op for op in walk(module.operation) if is_triton_kernel(op)]
-
-
-def rule_of(op) -> Rule:
-    with op.context:
-        found = gpu_rule(op)
-        assert found is not None
-        op.attributes["sdy.sharding_rule"] = ir.Attribute.parse(found.text)
-    assert op.verify()
-    return parse_rule(found.text)
-
-
-def free(rule: Rule) -> frozenset[int]:
-    return frozenset(factor for factor, size in enumerate(rule.sizes) if size > 1) - rule.fixed
-
-
-def split_dims(op) -> list[set[int]]:
-    """The dims of each operand and result that can be split."""
-    rule = rule_of(op)
-    return [
-        {number for number, dim in enumerate(dims) if dim and dim[0] in free(rule)}
-        for dims in (*rule.operands, *rule.results)
-    ]
-
-
-def types_of(op):
-    return [str(value.type) for value in (*op.operands, *op.results)]
-
-
-def on_types(op, types):
-    """The kernel's call, on operands and results of other types, given as text."""
-    operands, results = types[: len(op.operands)], types[len(op.operands) :]
-    arguments = ", ".join(f"%a{number}: {kind}" for number, kind in enumerate(operands))
-    given = ", ".join(f"%a{number}" for number in range(len(operands)))
-    text = f"""func.func @f({arguments}) -> ({", ".join(results)}) {{
-        %r:{len(results)} = "stablehlo.custom_call"({given}) {{call_target_name = "{TARGET}"}}
-            : ({", ".join(operands)}) -> ({", ".join(results)})
-        return {", ".join(f"%r#{number}" for number in range(len(results)))} : {", ".join(results)}
-    }}"""
-    module = ir.Module.parse(text, op.context)
-    made = next(one for one in walk(module.operation) if one.name == "stablehlo.custom_call")
-    note_types(op)
-    for number in range(len(op.attributes)):
-        made.attributes[op.attributes[number].name] = op.attributes[number].attr
-    return module, made
-
-
-def fitted(op, types):
-    module, made = on_types(op, types)
-    fit_gpu_kernel(made)
-    return module, made
 
 
 # Kernels of JAX's library
