@@ -8,7 +8,7 @@ something: several dims of an index are often counted in one dim of the grid.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Container, Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
@@ -76,13 +76,27 @@ Places = Mapping[Digit, tuple[int | None, ...]]
 
 def gpu_rule(op: ir.Operation) -> CallRule | None:
     """Returns the rule of a call of a kernel for GPUs, None where it has none or cannot be read."""
-    found = _found(op, _shapes_of(op))
-    if found is None:
-        return None
-    num_operands = len(op.operands)
-    tensors = [[found.factors(tensor, dim) for dim in range(len(shape))] for tensor, shape in enumerate(found.shapes)]
-    text = owned_rule_text(tensors[:num_operands], tensors[num_operands:], found.places)
-    return CallRule(text, found.reading.work(prod(found.kernel.bounds)))
+    found = _found(op)
+    return None if isinstance(found, str) else CallRule(_rule(op, found), found.work)
+
+
+def whole_rule(op: ir.Operation) -> tuple[str, str] | None:
+    """Returns the rule of a call of a kernel for GPUs that runs whole, and why it does; None for other ops."""
+    found = _found(op)
+    if isinstance(found, str):
+        return (_rule(op, None), found) if found else None
+    why = "no part of its grid is known to compute a part of its results"
+    return None if found.places else (_rule(op, found), why)
+
+
+def _rule(op: ir.Operation, found: _Found | None) -> str:
+    """Returns Shardy's rule, by which nothing can be split where the kernel is not known."""
+    tensors = [
+        [found.factors(tensor, dim) if found is not None else [((tensor, dim), size)] for dim, size in enumerate(shape)]
+        for tensor, shape in enumerate(_shapes_of(op))
+    ]
+    free: Container[Hashable] = found.places if found is not None else ()
+    return owned_rule_text(tensors[: len(op.operands)], tensors[len(op.operands) :], free)
 
 
 def gpu_work(config: str) -> CallWork | None:
@@ -115,7 +129,7 @@ def fit_gpu_kernel(op: ir.Operation) -> None:
         return
     found = _found(op, made_for)
     try:
-        if found is None:
+        if isinstance(found, str):
             raise UnreadableError
         part = _part(found.kernel, found.reading, made_for, shapes, found.parts_for(shapes))
     except UnreadableError:
@@ -139,6 +153,11 @@ class _Found:
     shapes: Shapes
     reading: Reading
     places: Places
+
+    @property
+    def work(self) -> CallWork:
+        """The work of the whole grid."""
+        return self.reading.work(prod(self.kernel.bounds))
 
     def factors(self, tensor: int, dim: int) -> list[tuple[Hashable, int]]:
         """Returns the factors of a dim: the digit that is first in it, and what is of this dim of this tensor alone."""
@@ -187,28 +206,33 @@ def _is_plain(op: ir.Operation) -> bool:
     return all(dims == sorted(dims, reverse=True) for dims in layouts)
 
 
-def _found(op: ir.Operation, shapes: Shapes) -> _Found | None:
-    """Returns what the kernel of a call shows that is made for `shapes`, None where it is not known."""
+def _found(op: ir.Operation, made_for: Shapes | None = None) -> _Found | str:
+    """Returns what the kernel of a call shows, or why nothing; no words for other ops.
+
+    It is made for tensors of other shapes than those of the call where `made_for` has them.
+    """
+    if not is_triton_kernel(op) and not is_mosaic_kernel(op):
+        return ""
     kernel = read_triton_kernel(op) or read_mosaic_kernel(op)
     if kernel is None or not _is_plain(op):
-        return None
+        return "it is of a form that is not known, or its operands are"
     used = tuple(next(iter(value.uses), None) is not None for value in op.results)
-    return _analysed(kernel, shapes, used, aliases_of(op))
+    return _analysed(kernel, made_for or _shapes_of(op), used, aliases_of(op))
 
 
 @cache
 def _analysed(
     kernel: GpuKernel, shapes: Shapes, used: tuple[bool, ...], aliases: tuple[tuple[int, int], ...]
-) -> _Found | None:
-    """Returns what a kernel shows; of its results those that are `used` have to be split with a digit."""
+) -> _Found | str:
+    """Returns what a kernel shows, or why nothing; of its results those that are `used` have to move with a digit."""
     num_operands = len(shapes) - len(used)
     try:
         reading = _read(kernel)
-    except UnreadableError:
-        return None
+    except UnreadableError as error:
+        return str(error)
     accesses = reading.accesses
     if kernel.num_arguments != len(shapes) or any(a.is_store and a.root < num_operands for a in accesses):
-        return None
+        return "it writes an operand"
     indices = [_indices(access, shapes) for access in accesses]
     places = dict[Digit, tuple[int | None, ...]]()
     for digit in _digits(kernel.bounds, accesses, indices):

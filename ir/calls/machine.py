@@ -78,7 +78,7 @@ class Reading:
 
 
 class UnreadableError(Exception):
-    """The kernel does what is not known here, or what no part of a grid does."""
+    """The kernel does what is not known here, or what no part of a grid does; in words, where it ends a reading."""
 
 
 @dataclass(slots=True)
@@ -99,7 +99,7 @@ class Machine:
     def __post_init__(self) -> None:
         """Raises UnreadableError for grids that have no programs, or too many to tell apart."""
         if not all(1 <= bound <= MOST_VALUES for bound in self.bounds):
-            raise UnreadableError
+            raise UnreadableError(f"its grid is not of 1 to {MOST_VALUES:,} programs along each dim")
 
     def reading(self) -> Reading:
         """Returns what was found."""
@@ -114,7 +114,13 @@ class Machine:
             operands = [self.known[value] for value in op.operands]
             if op.name in _ENDS:
                 return operands
-            for value, known in zip(op.results, self.results(op, operands), strict=True):
+            try:
+                results = self.results(op, operands)
+            except UnreadableError as error:
+                if error.args:
+                    raise
+                raise UnreadableError(f"it is not known what '{op.name}' in it does, or where") from None
+            for value, known in zip(op.results, results, strict=True):
                 self.known[value] = known
         return []
 

@@ -4,8 +4,8 @@ Reads     a file of rules by target, and `sdy.sharding_rule` on custom calls of 
           linear algebra).
 Writes    `sdy.sharding_rule` on the custom calls of these targets, marked as custom, and so marks the rules of the
           input; `rhino.cost` where the file says what a call costs. A rule in the file goes before one in the input.
-          A call that has neither gets the rule and the costs that it shows: kernels for TPUs and of Triton, and cuDNN's
-          attention.
+          A call that has neither gets the rule and the costs that it shows: kernels for TPUs and GPUs, and cuDNN's
+          attention. A kernel for GPUs that shows none runs whole, which a remark says.
 Errors    RHI-CLI-002 the file cannot be read, RHI-RULE-001 it is malformed, RHI-RULE-002 a rule does not fit a call.
 """
 
@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from rhino.ir.calls.gpu_rules import whole_rule
 from rhino.ir.calls.known_calls import call_rule
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.graph.rules import RULE
@@ -49,12 +50,23 @@ class OpRules(Pass):
                 used.add(target)
             elif RULE in op.attributes:
                 _mark(op)
-            elif (found := call_rule(op)) is not None:
-                op.attributes[RULE] = ir.Attribute.parse(found.text)
-                _write_cost(op, found.work.costs, found.work.product_dtype)
+            else:
+                self._show(op, remarks)
         for target in rules:
             if target not in used:
                 remarks.add(self.name, Place(remarks.file), f"no custom call takes the rule for @{target}")
+
+    def _show(self, op: ir.Operation, remarks: Remarks) -> None:
+        """Gives a call what it shows of itself."""
+        found, whole = call_rule(op), whole_rule(op)
+        if found is not None:
+            op.attributes[RULE] = ir.Attribute.parse(found.text)
+            _write_cost(op, found.work.costs, found.work.product_dtype)
+        if whole is not None:
+            rule, why = whole
+            op.attributes[RULE] = ir.Attribute.parse(rule)
+            place = place_of(op.location, remarks.file)
+            remarks.add(self.name, place, f"a kernel runs whole on every device: {why}")
 
 
 def _mark(op: ir.Operation) -> None:

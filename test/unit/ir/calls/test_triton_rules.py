@@ -2,6 +2,7 @@
 
 import functools
 import random
+from io import BytesIO, StringIO
 from itertools import product
 
 import jax
@@ -14,11 +15,11 @@ from jax.experimental.pallas import triton as plgpu
 from jax.experimental.pallas.ops.gpu import attention, decode_attention, layer_norm, rms_norm, softmax
 from triton_interpreter import run_kernel
 
-from rhino.ir.calls.gpu_rules import gpu_rule
 from rhino.ir.graph.rules import parse_rule
 from rhino.ir.mlir.bindings import ir, make_context
 from rhino.ir.mlir.reader import walk
 from rhino.ir.mlir.triton_kernels import copied, is_triton_kernel, read_triton_kernel
+from rhino.tools.opt import run
 
 
 def shape(*dims, dtype=jnp.float16):
@@ -376,6 +377,11 @@ def writes_an_operand(x, out):
     out[i, k, :] = x[i, k, :]
 
 
+def goes_back(x, out):
+    i, k = points()
+    out[3 - i, 1 - k, :] = x[i, k, :]
+
+
 def repeats_until(x, out):
     i, k = points()
 
@@ -436,8 +442,19 @@ def test_what_follows_from_the_place_in_the_grid_is_not_split_and_all_else_is(na
         check_parts(op, {one: rule.sizes[one] for one in chosen}, arrays, whole, name)
 
 
-@pytest.mark.parametrize("body", [adds_up, writes_an_operand])
-def test_a_kernel_that_does_what_no_part_does_has_no_rule(body):
-    _module, (op,) = small(body, [X])
-    with op.context:
-        assert gpu_rule(op) is None
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (adds_up, "it is not known what 'tt.atomic_rmw' in it does, or where"),
+        (writes_an_operand, "it writes an operand"),
+        (goes_back, "no part of its grid is known to compute a part of its results"),
+    ],
+)
+def test_a_kernel_of_which_no_part_computes_a_part_runs_whole_and_a_remark_says_why(body, why, tmp_path):
+    module, _calls = small(body, [X])
+    file, stderr = tmp_path / "call.mlir", StringIO()
+    file.write_text(str(module))
+    words = ["--auto-shard", "--localize", "--remarks-filter=whole", "--cluster=h100x8", "--mesh=8", str(file)]
+    assert run(words, BytesIO(), BytesIO(), stderr) == 0
+    assert f"remark: [rhino-op-rules] a kernel runs whole on every device: {why}" in stderr.getvalue()
+    assert "unknown" not in stderr.getvalue()
