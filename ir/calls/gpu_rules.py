@@ -30,6 +30,7 @@ from rhino.ir.mlir.mosaic_kernels import (
     block_ids,
     copied_mosaic,
     is_mosaic_kernel,
+    parse_mosaic_config,
     read_mosaic_kernel,
     with_bounds,
     write_mosaic_kernel,
@@ -101,7 +102,7 @@ def _rule(op: ir.Operation, found: _Found | None) -> str:
 
 def gpu_work(config: str) -> CallWork | None:
     """Returns the work of a kernel, given as the text of its call's configuration; None where it cannot be read."""
-    kernel = parse_triton_config(config)
+    kernel = parse_triton_config(config) or parse_mosaic_config(config)
     try:
         return _read(kernel).work(prod(kernel.bounds)) if kernel is not None else None
     except UnreadableError:

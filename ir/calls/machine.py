@@ -120,8 +120,7 @@ class Machine:
                 if error.args:
                     raise
                 raise UnreadableError(f"it is not known what '{op.name}' in it does, or where") from None
-            for value, known in zip(op.results, results, strict=True):
-                self.known[value] = known
+            self.known |= zip(op.results, results, strict=True)
         return []
 
     def results(self, op: ir.Operation, operands: Sequence[Known]) -> Sequence[Known]:
@@ -197,22 +196,19 @@ class Machine:
 
     def _while(self, op: ir.Operation, operands: Sequence[Known]) -> Sequence[Known]:
         before, after = (region.blocks[0] for region in op.regions)
-        condition = Known()
-        passed: list[Known] = []
-        starts = [unknown(one, {}) for one in operands]
+        starts, asked = [unknown(one, {}) for one in operands], dict[int, int]()
         while True:
-            for value, known in zip(before.arguments, starts, strict=True):
-                self.known[value] = known
+            self.control.append(asked)
+            self.known |= zip(before.arguments, starts, strict=True)
             condition, *passed = self.run(before)
-            for value, known in zip(after.arguments, passed, strict=True):
-                self.known[value] = known
-            self.control.append(condition.follows)
+            self.known |= zip(after.arguments, passed, strict=True)
+            self.control[-1] = condition.follows
             ends = self.run(after)
             self.control.pop()
             grown = [unknown(one, end.follows) for one, end in zip(starts, ends, strict=True)]
-            if all(one.of == other.of for one, other in zip(starts, grown, strict=True)):
-                return [unknown(one, condition.follows) for one in passed]
-            starts = grown
+            if asked == condition.follows and all(one.of == other.of for one, other in zip(starts, grown, strict=True)):
+                return [unknown(one, asked) for one in passed]
+            starts, asked = grown, dict(condition.follows)
 
     def _carried(
         self,
@@ -231,8 +227,7 @@ class Machine:
         self.control.append(control)
         self.facts += facts
         while True:
-            for value, known in zip(values, carried, strict=True):
-                self.known[value] = known
+            self.known |= zip(values, carried, strict=True)
             found = self.run(block)
             grown = [
                 one if same else unknown(one, end.follows)

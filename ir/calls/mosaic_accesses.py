@@ -44,6 +44,7 @@ _OTHERS: Final = frozenset(
         "builtin.unrealized_conversion_cast",
         "gpu.dynamic_shared_memory",
         "nvvm.elect.sync",
+        "nvvm.shfl.sync",
         *(f"memref.{name}" for name in ("alloca", "cast", "collapse_shape", "expand_shape", "reinterpret_cast")),
         *(f"memref.{name}" for name in ("subview", "transpose", "view", "extract_strided_metadata")),
     ]
@@ -160,7 +161,7 @@ class _MosaicMachine(Machine):
             case "gpu.grid_dim":
                 axis = axis_of(op)
                 return Known(of={axis: self.kernel.bounds[axis]})
-            case "nvvm.shfl.sync":
+            case "nvvm.shfl.sync" if "idx" in str(op.attributes["kind"]):
                 return self._of_lane(operands)
             case "arith.constant" | "llvm.mlir.constant" if is_integer(op.results[0].type):
                 return constant(op.attributes["value"])
@@ -181,16 +182,15 @@ class _MosaicMachine(Machine):
     def _of_lane(self, operands: Sequence[Known]) -> Known:
         """Returns what each thread of a warp gets of one of them."""
         _, value, lane, _ = operands
-        if value.form is not None and lane.form is not None and not lane.form.tables:
-            variables = list(value.form.tables)
+        is_row = self.kernel.num_threads[1:] == (1, 1)
+        if is_row and value.form is not None and lane.form is not None and not lane.form.tables:
+            first, variables = lane.form.low, list(value.form.tables)
             if not variables:
                 return Known(value.form)
-            first = lane.form.low
-            if len(variables) == 1 and variables[0].kind == "thread" and variables[0].number == 0:
+            if [one.kind for one in variables] == ["thread"]:
                 threads = np.arange(variables[0].size)
                 found = on_one_variable((value.form,), lambda one: one[threads // _WARP * _WARP + first])
-                if found is not None:
-                    return Known(found)
+                return Known(found)
         return Known(of=merged(one.follows for one in operands))
 
     def _copy_block(self, op: ir.Operation, operands: Sequence[Known]) -> None:
@@ -261,10 +261,11 @@ class _MosaicMachine(Machine):
 
     def _count(self, op: ir.Operation) -> None:
         """Notes the work of an op on numbers: an operation for each of them and each thread."""
-        if op.name.startswith(("arith.", "math.", "vector.reduction")) and len(op.results):
+        if op.name.startswith(("arith.", "math.", "vector.reduction")) and len(op.operands):
             kind = op.results[0].type
             sizes = list(ir.VectorType(kind).shape) if isinstance(kind, ir.VectorType) else []
-            self.work[op] = (prod(sizes) * prod(self.kernel.num_threads) * self.times, "")
+            if not is_integer(kind):
+                self.work[op] = (prod(sizes) * prod(self.kernel.num_threads) * self.times, "")
 
 
 def descriptor_of(op: ir.Operation) -> int:

@@ -33,7 +33,7 @@ _CONTRACTING: Final = re.compile(r'lhs_contracting_dim(?:s=\{|ensions":\[)([^}\]
 _CONFIG: Final = "backend_config="
 _TOKENS: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[{}]')
 """What braces are found by: they, and texts in quotes, which may have others."""
-_OWN_KERNELS: Final = ("tpu_custom_call", "__gpu$xla.gpu.triton")
+_OWN_KERNELS: Final = ("tpu_custom_call", "__gpu$xla.gpu.triton", "mosaic_gpu_v2")
 """Targets of calls whose configuration is a kernel."""
 _LABELS: Final = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
 _WINDOW: Final = re.compile(r"window=\{([^}]*)\}")

@@ -20,6 +20,8 @@ from rhino.ir.mlir.reader import maker_of, walk
 TARGET: Final = "mosaic_gpu_v2"
 _CONFIG: Final = "mhlo.backend_config"
 _CODE: Final = "module"
+_COLLECTIVE: Final = "uses_xla_collective_metadata"
+"""True of kernels that reach into the memory of other devices."""
 _HASH: Final = "kernel_hash"
 _VERSION: Final = "stable_mosaic_gpu.version"
 _LAUNCH: Final = "gpu.launch"
@@ -80,9 +82,23 @@ def is_mosaic_kernel(op: ir.Operation) -> bool:
 
 def read_mosaic_kernel(op: ir.Operation) -> MosaicKernel | None:
     """Returns the kernel of a custom call, None where it has none of this form."""
-    config = op.attributes[_CONFIG] if is_mosaic_kernel(op) else None
-    code = entries(config).get(_CODE) if isinstance(config, ir.DictAttr) else None
-    return parse_mosaic_kernel(code.value_bytes) if isinstance(code, ir.StringAttr) else None
+    return _configured(op.attributes[_CONFIG]) if is_mosaic_kernel(op) else None
+
+
+@cache
+def parse_mosaic_config(text: str) -> MosaicKernel | None:
+    """Returns the kernel of a call's configuration as text, None where it is of another form."""
+    try:
+        return _configured(ir.Attribute.parse(text, make_context()))
+    except ir.MLIRError:
+        return None
+
+
+def _configured(config: ir.Attribute) -> MosaicKernel | None:
+    parts = entries(config) if isinstance(config, ir.DictAttr) else {}
+    code, others = parts.get(_CODE), parts.get(_COLLECTIVE)
+    is_alone = not isinstance(others, ir.BoolAttr) or not others.value
+    return parse_mosaic_kernel(code.value_bytes) if is_alone and isinstance(code, ir.StringAttr) else None
 
 
 @cache
