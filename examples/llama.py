@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
-from typing import Final
+from typing import Final, Literal
 
 import jax
 import jax.numpy as jnp
 from layers import DType, Params, cast, cross_entropy, normal, rms_norm
 from training import Model
 from transformer import attend, causal_mask, init_layers, run_layers
+
+Attention = Literal["plain", "splash", "cudnn"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +28,10 @@ class LlamaConfig:
     `scan` rolls the layers into one loop, `remat` keeps only what goes from layer to layer for the backward pass,
     `fused_qkv` makes one projection of three, and `fused_gate_up` one of two. In `parallel` layers attention and the
     feed-forward have the same input, as in PaLM (Chowdhery et al., 2022), and one projection where both are fused.
-    `rope_theta` is the base of the rotary positions' wave lengths. With `kernel` attention is JAX's splash attention, a
-    Pallas kernel for TPUs, and the step is lowered for these. `dtype` is what the layers compute in: parameters, their
-    updates, normalisation, softmax and the loss are float32 in all.
+    `rope_theta` is the base of the rotary positions' wave lengths. `attention` is written out, JAX's splash attention
+    (a Pallas kernel for TPUs) or cuDNN's fused attention (for GPUs; to lower it, JAX asks for the library); with a
+    kernel the step is lowered for its platform. `dtype` is what the layers compute in: parameters, their updates,
+    normalisation, softmax and the loss are float32 in all.
     """
 
     layers: int = 2
@@ -45,7 +48,7 @@ class LlamaConfig:
     parallel: bool = False
     scan: bool = False
     remat: bool = False
-    kernel: bool = False
+    attention: Attention = "plain"
     dtype: DType = "f32"
 
     def __post_init__(self) -> None:
@@ -76,9 +79,13 @@ class LlamaConfig:
         }
 
 
-# The Llama 3 Herd of Models, table 3, with the sequence length of its pre-training; the batch is ours.
+# The Llama 3 Herd of Models, table 3, with the sequence length of its pre-training and the vocabulary of its weights;
+# the batch is ours.
+_LLAMA3: Final = LlamaConfig(kv_heads=8, seq=8192, dtype="bf16")
 PRESETS: Final = {
-    "llama-3-8b": LlamaConfig(layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, seq=8192, dtype="bf16"),
+    "llama-3-8b": replace(_LLAMA3, layers=32, hidden=4096, heads=32, ffn=14336),
+    "llama-3-70b": replace(_LLAMA3, layers=80, hidden=8192, heads=64, ffn=28672),
+    "llama-3-405b": replace(_LLAMA3, layers=126, hidden=16384, heads=128, ffn=53248),
 }
 
 
@@ -134,16 +141,24 @@ def attention(cfg: LlamaConfig, angles: jax.Array, p: Params, made: dict[str, ja
     group = cfg.heads // cfg.kv_heads
     q = made["q"].reshape(batch, seq, cfg.kv_heads, group, cfg.head_dim)
     k, v = (made[name].reshape(batch, seq, cfg.kv_heads, cfg.head_dim) for name in ("k", "v"))
-    mix = splash if cfg.kernel else partial(attend, mask=causal_mask(seq))
-    mixed = mix(rotate(q, angles), rotate(k, angles), v)
+    mixed = _MIXES[cfg.attention](rotate(q, angles), rotate(k, angles), v)
     return jnp.matmul(mixed.reshape(batch, seq, hidden), p["out"])
 
 
-def splash(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """Causal attention as a kernel for TPUs.
+def plain(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """Causal attention as products and a softmax; shapes are those of `transformer.attend`."""
+    return attend(q, k, v, causal_mask(q.shape[1]))
 
-    `q` is [batch, seq, kv_heads, group, head_dim], `k` and `v` are [batch, seq, kv_heads, head_dim].
-    """
+
+def cudnn(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """Causal attention as a call of cuDNN; shapes are those of `plain`."""
+    batch, seq, kv_heads, group, head_dim = q.shape
+    heads = q.reshape(batch, seq, kv_heads * group, head_dim)
+    return jax.nn.dot_product_attention(heads, k, v, is_causal=True, implementation="cudnn").reshape(q.shape)
+
+
+def splash(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """Causal attention as a kernel for TPUs; shapes are those of `plain`, but that heads of the result are one dim."""
     from jax.experimental.pallas.ops.tpu import splash_attention  # noqa: PLC0415 - it loads Pallas
 
     batch, seq, kv_heads, group, head_dim = q.shape
@@ -164,6 +179,10 @@ def splash(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     turned = (one.swapaxes(1, 2) for one in (queries.astype(q.dtype), k, v))
     mixed: jax.Array = jax.vmap(kernel)(*turned)
     return mixed.swapaxes(1, 2)
+
+
+_MIXES: Final = {"plain": plain, "splash": splash, "cudnn": cudnn}
+_PLATFORMS: Final = {"plain": "cpu", "splash": "tpu", "cudnn": "cuda"}
 
 
 def feed_forward(p: Params, made: dict[str, jax.Array]) -> jax.Array:
@@ -198,5 +217,4 @@ def sample(cfg: LlamaConfig, key: jax.Array) -> jax.Array:
 
 def model(cfg: LlamaConfig) -> Model:
     """Returns the LLaMA as a model to train."""
-    platform = "tpu" if cfg.kernel else "cpu"
-    return Model("llama", partial(init, cfg), partial(loss, cfg), partial(sample, cfg), platform)
+    return Model("llama", partial(init, cfg), partial(loss, cfg), partial(sample, cfg), _PLATFORMS[cfg.attention])

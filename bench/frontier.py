@@ -1,0 +1,335 @@
+"""Plans of the largest models on the clusters that train them, against experts' and against what was published.
+
+Each row is a training step of a scanned model with rematerialization and a kernel for attention, from shapes alone. It
+is planned as a user plans it, and as its experts say: an expert's pins (experts.py) for the mesh of a public
+configuration, completed by the same search, or its number of stages and mesh. What is published is of the same model
+on as many devices of the kind as the source has, which is named in the row.
+
+    plan        mesh, and micro-batches or stages where there are several
+    share       FLOP of the model over those of the machine in that time: 6 for each token and parameter (of experts
+                those that a token goes to; no lookup of the embedding), 6 for each pair of a query, and a key that it
+                sees, and element of a head; nothing for what is recomputed
+    planning    processor seconds of the command, tracing left out
+
+Exit code: with `--check` 1 if an expert's plan is faster than ours by more than 0.1 %, a row has no plan, or planning
+takes more than 120 processor seconds.
+"""
+
+from __future__ import annotations
+
+import math
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+from unittest import mock
+
+from experts import CASES, pins
+from models import sized, step_of
+from papers import resized
+from report import Options, Question, key, option, run, say
+
+from rhino.ir.cluster.cluster import Cluster, cluster_to_text, load_cluster
+from rhino.ir.cluster.mesh import parse_mesh
+from rhino.ir.mlir.bindings import make_context
+from rhino.ir.mlir.reader import read_module
+from rhino.ir.plan.files import load_plan
+from rhino.ir.units import format_bytes, format_seconds
+
+TOLERANCE: Final = 1e-3
+"""By how much, relatively, an expert may be faster: below it lies the gap that a search may leave."""
+
+MOST_PLANNING_S: Final = 120
+"""Processor seconds of a row."""
+
+_CUDNN: Final = 91000
+"""The version of cuDNN that a step is lowered for: where none is installed, JAX asks for that alone."""
+
+SHARD: Final = ("--auto-shard", "--mesh=auto")
+PARALLEL: Final = ("--auto-parallel", "--jobs=1")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Devices of a kind: the preset with the most of them, its levels for fewer, and the attention that they have."""
+
+    preset: str
+    sides: dict[int, tuple[int, ...]]
+    attention: str
+
+    def cluster(self, num_devices: int) -> Cluster:
+        """Returns the cluster of so many."""
+        whole = load_cluster(self.preset)
+        sides = zip(whole.levels, self.sides[num_devices], strict=True)
+        return replace(whole, name=f"{self.preset}-of-{num_devices}", levels=tuple(resized(*one) for one in sides))
+
+
+KINDS: Final = {
+    "h100": Kind("h100x8x8", {count: (count // 8, 8) for count in (64, 128, 256, 512)}, "cudnn"),
+    "v5p": Kind("v5p-1024", {64: (4, 4, 4), 128: (8, 4, 4), 256: (8, 8, 4), 512: (8, 8, 8)}, "splash"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Expert:
+    """What an expert says: roles of the axes of a mesh (experts.py), or stages; and more options of the command."""
+
+    mesh: str
+    roles: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """Says it in words."""
+        sizes = [size for _, size in parse_mesh(self.mesh).axes]
+        named = " x ".join(f"{role} {size}" for role, size in zip(self.roles, sizes, strict=False)) or self.mesh
+        return ", ".join([named, *(word.removeprefix("--") for word in self.words)])
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A model's preset with sizes on so many devices of a kind, how it is planned, its experts, what is published."""
+
+    preset: str
+    kind: str
+    num_devices: int
+    sizes: dict[str, Any]
+    experts: tuple[Expert, ...]
+    words: tuple[str, ...] = SHARD
+    published: str = ""
+
+
+def fsdp(mesh: str, *words: str) -> Expert:
+    """Returns fully sharded data parallelism over all axes."""
+    return Expert(mesh, ("zero-3",) * len(parse_mesh(mesh).axes), words)
+
+
+def fsdp_tp(mesh: str, *words: str) -> Expert:
+    """Returns the same over all axes but the last, and tensor with sequence parallelism over that."""
+    return Expert(mesh, (*("zero-3",) * (len(parse_mesh(mesh).axes) - 1), "tp+sp"), words)
+
+
+_LLAMA3: Final = "The Llama 3 Herd of Models, table 4: 43 % on 8,192 (TP 8, PP 16, DP 64), 41 % on 16,384"
+_LLAMA3_LONG: Final = "the same: 38 % on 16,384 (TP 8, CP 16, PP 16, DP 8)"
+_MAXTEXT_V5P: Final = "MaxText, configs/v5p/README.md: 64B on 64 chips 70 %, 512B on 512 chips 64 %"
+_MAXTEXT_70B: Final = "MaxText, reference/models/tiering.md: Llama 2 70B, 512 chips, sequences of 4,096: 65 %"
+_MAXTEXT_7B: Final = "MaxText, configs/a3/llama_2_7b/README.md: Llama 2 7B on 64: 409 TFLOP/s, 41 %"
+
+_CASE_OF: Final = {"llama-3-8b": "llama", "llama-3-70b": "llama", "llama-3-405b": "llama"}
+
+SHORT, LONG = 8192, 131072
+
+ROWS: Final[dict[str, Row]] = {
+    "8b-h100-64": Row(
+        "llama-3-8b", "h100", 64, {"seq": SHORT, "batch": 128}, (fsdp("64"), fsdp_tp("8x8")), published=_MAXTEXT_7B
+    ),
+    "8b-v5p-64": Row(
+        "llama-3-8b", "v5p", 64, {"seq": SHORT, "batch": 128}, (fsdp("64"), fsdp_tp("16x4")), published=_MAXTEXT_V5P
+    ),
+    "70b-h100-64": Row("llama-3-70b", "h100", 64, {"seq": SHORT, "batch": 64}, (fsdp("64"), fsdp_tp("8x8"))),
+    "70b-h100-256": Row("llama-3-70b", "h100", 256, {"seq": SHORT, "batch": 256}, (fsdp("256"), fsdp_tp("32x8"))),
+    "70b-v5p-512": Row(
+        "llama-3-70b", "v5p", 512, {"seq": SHORT, "batch": 1024}, (fsdp("512"), fsdp_tp("64x8")), published=_MAXTEXT_70B
+    ),
+    "405b-h100-512": Row(
+        "llama-3-405b",
+        "h100",
+        512,
+        {"seq": SHORT, "batch": 512},
+        (
+            fsdp("512"),
+            fsdp_tp("64x8", "--micro-batches=8"),
+            Expert("4x8", ("zero-1", "tp+sp"), ("--stages=16", "--micro-batches=64")),
+        ),
+        published=_LLAMA3,
+    ),
+    "405b-v5p-512": Row(
+        "llama-3-405b", "v5p", 512, {"seq": SHORT, "batch": 512}, (fsdp("512"), fsdp_tp("64x8")), published=_MAXTEXT_V5P
+    ),
+    "8b-long-h100-64": Row("llama-3-8b", "h100", 64, {"seq": LONG, "batch": 8}, (fsdp_tp("8x8"),)),
+    "8b-long-v5p-64": Row("llama-3-8b", "v5p", 64, {"seq": LONG, "batch": 16}, (fsdp_tp("16x4"),)),
+    "70b-long-h100-256": Row("llama-3-70b", "h100", 256, {"seq": LONG, "batch": 32}, (fsdp_tp("32x8"),)),
+    "405b-long-v5p-512": Row(
+        "llama-3-405b", "v5p", 512, {"seq": LONG, "batch": 64}, (fsdp_tp("64x8"),), published=_LLAMA3_LONG
+    ),
+}
+
+
+def step_text(row: Row) -> tuple[bytes, float]:
+    """Returns the step of a row as StableHLO, and its FLOP without those of what is recomputed."""
+    from jax._src.cudnn import fused_attention_stablehlo  # noqa: PLC0415 - of JAX's own, which has no other door to it
+
+    attention = KINDS[row.kind].attention
+    model = sized(row.preset, scan=True, remat=True, attention=attention, **row.sizes)
+    with ExitStack() as stack:
+        if attention == "cudnn":
+            known = mock.patch.object(fused_attention_stablehlo, "check_cudnn_version", return_value=_CUDNN)
+            stack.enter_context(known)
+        return step_of(model), model_flops(model)
+
+
+def model_flops(model: Any) -> float:  # noqa: ANN401 - a `Model` of examples/training.py
+    """Returns the FLOP of a step of a decoder: those of its parameters, and of causal attention."""
+    import jax  # noqa: PLC0415 - as above
+
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    cfg = model.loss.args[0]
+    total = sum(leaf.size for leaf in jax.tree.leaves(shapes)) - shapes["embed"].size
+    tokens = cfg.batch * cfg.seq
+    pairs = tokens * cfg.seq / 2  # of queries and keys
+    return float(6 * total * tokens + 6 * 2 * cfg.layers * cfg.hidden * pairs)
+
+
+# Plans
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A plan: who says it, its form, what it is predicted to take, and processor seconds; or why there is none."""
+
+    who: str
+    form: str = ""
+    step_s: float = math.inf
+    peak_bytes: int = 0
+    processor_s: float = 0.0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a row came to; `peak_flops_per_s` is of the whole machine."""
+
+    name: str
+    row: Row
+    flops: float
+    peak_flops_per_s: float
+    ours: Found
+    experts: tuple[Found, ...] = field(default=())
+
+    def share(self, step_s: float) -> float:
+        """Returns the share of the machine's arithmetic that a step uses."""
+        return self.flops / step_s / self.peak_flops_per_s
+
+    @property
+    def best_expert(self) -> Found | None:
+        """The fastest expert, None where none fits."""
+        return min((one for one in self.experts if not one.error), key=lambda one: one.step_s, default=None)
+
+    @property
+    def ratio(self) -> float | None:
+        """Our step over the best expert's."""
+        return self.ours.step_s / self.best_expert.step_s if self.best_expert else None
+
+
+def planned(who: str, step: Path, words: Sequence[str], timeout_s: float) -> Found:
+    """Returns the plan that the command makes of a step, or why it makes none."""
+    plan = step.with_name("plan")
+    command = [sys.executable, "-c", "import rhino.tools.opt; rhino.tools.opt.main()", str(step), f"--plan={plan}"]
+    before = _children_s()
+    try:
+        done = subprocess.run([*command, *words], capture_output=True, text=True, timeout=timeout_s, check=False)
+    except subprocess.TimeoutExpired:
+        return Found(who, processor_s=_children_s() - before, error=f"not done in {timeout_s:.0f} s")
+    spent = _children_s() - before
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if "error:" in line] or done.stderr.splitlines()[-1:]
+        return Found(who, processor_s=spent, error=lines[0].partition("error: ")[2] if lines else "ended")
+    found = load_plan(plan)
+    return Found(who, found.form(), found.predicted.step_s, found.predicted.largest_peak_bytes, spent)
+
+
+def _children_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def measure(name: str, options: Options) -> Result:
+    """Returns what a row comes to."""
+    row = ROWS[name]
+    cluster = KINDS[row.kind].cluster(row.num_devices)
+    text, flops = step_text(row)
+    peak = cluster.num_devices * dict(cluster.device.flops_per_s)["bf16"]
+    with tempfile.TemporaryDirectory() as parent:
+        folder = Path(parent)
+        step, file = folder / "step.mlir", folder / "cluster.toml"
+        step.write_bytes(text)
+        file.write_text(cluster_to_text(cluster), encoding="utf-8")
+        given = f"--cluster={file}"
+        ours = planned("rhino", step, [given, *row.words], options.limit)
+        say(f"  {name}: {ours}")
+        experts: list[Found] = []
+        for expert in () if options.no_experts else row.experts:
+            experts.append(planned(str(expert), step, [given, *expert_words(row, expert, text, folder)], options.limit))
+            say(f"  {name}: {experts[-1]}")
+    return Result(name, row, flops, peak, ours, tuple(experts))
+
+
+def expert_words(row: Row, expert: Expert, text: bytes, folder: Path) -> list[str]:
+    """Returns the options of the command that say what an expert says."""
+    case = CASES[_CASE_OF[row.preset]]
+    module = read_module(text, row.preset, make_context())
+    constraints = folder / "expert.toml"
+    constraints.write_text(pins(case, module, parse_mesh(expert.mesh), expert.roles), encoding="utf-8")
+    how = "--auto-parallel" if any(word.startswith("--stages") for word in expert.words) else "--auto-shard"
+    return [how, f"--mesh={expert.mesh}", f"--constraints={constraints}", *expert.words]
+
+
+def records(options: Options) -> Iterator[Result]:
+    """Yields the result of each row."""
+    yield from (measure(name, options) for name in options.rows or ROWS)
+
+
+def faults(results: Sequence[Result]) -> Iterator[str]:
+    """Yields the rows that are not as they should be."""
+    for one in results:
+        if one.ours.error:
+            yield f"{one.name}: {one.ours.error}"
+        elif one.ratio is not None and one.ratio > 1 + TOLERANCE:
+            yield f"{one.name}: an expert's plan is faster: {one.best_expert}"
+        if one.ours.processor_s > MOST_PLANNING_S:
+            yield f"{one.name}: planning takes {one.ours.processor_s:.0f} processor s"
+
+
+def _experts_cell(one: Result) -> str:
+    if one.best_expert:
+        return one.best_expert.who
+    return "none fits" if one.experts else "not looked at"
+
+
+def _expert_share(one: Result) -> str:
+    return f"{one.share(one.best_expert.step_s):.0%}" if one.best_expert else ""
+
+
+QUESTION: Final = Question(
+    __doc__,
+    records,
+    {
+        "row": key("name"),
+        "sequence": lambda one: f"{one.row.sizes['seq']:,}",
+        "batch": lambda one: f"{one.row.sizes['batch']:,}",
+        "plan": lambda one: one.ours.form or one.ours.error,
+        "step": lambda one: format_seconds(one.ours.step_s) if one.ours.form else "",
+        "share": lambda one: f"{one.share(one.ours.step_s):.0%}" if one.ours.form else "",
+        "peak": lambda one: format_bytes(one.ours.peak_bytes) if one.ours.form else "",
+        "planning": lambda one: f"{one.ours.processor_s:.0f}",
+        "best expert": _experts_cell,
+        "its share": _expert_share,
+        "ours / its": lambda one: f"{one.ratio:.3f}" if one.ratio is not None and one.ours.form else "",
+        "published": lambda one: one.row.published,
+    },
+    (
+        option("--rows", [], f"which rows, of {', '.join(ROWS)} (default all)"),
+        option("--no-experts", False, "only our own plans"),
+        option("--limit", 600.0, "seconds for each plan"),
+        option("--check", False, "faults make the exit code 1"),
+    ),
+    ("plan", "best expert", "published"),
+    faults,
+)
+
+if __name__ == "__main__":
+    sys.exit(run(__doc__, QUESTION, sys.argv[1:]))
