@@ -124,9 +124,16 @@ def _auto_shard(options: Mapping[str, str]) -> tuple[Item, ...]:
         *((again,) if repeats(options) else ()),  # Before the search, which sees how long values live.
         "func.func(sdy-populate-op-sharding-rules)",  # Before the search, which reads in them what ops can split.
         pin,  # After the calls are inlined, so that every op has its own place to be spoken of.
-        choose,  # Stores dims as blocks where that is faster; from then on attributes alone change.
+        # Stores dims as blocks where that is faster, and recomputes where nothing fits; then attributes alone change.
+        _recomputing(choose, options),
         "func.func(sdy-drop-sharding-rules)",  # Last: rules follow from ops, and are longer than they; users' own stay.
     )
+
+
+def _recomputing(choose: Pass, options: Mapping[str, str]) -> Pass:
+    """Returns the pass that chooses, which recomputes where nothing else fits, and the user has not said what."""
+    assert isinstance(choose, ChooseLayouts)
+    return choose if repeats(options) or "recompute" in options else replace(choose, recompute=True)
 
 
 def _is_parted(options: Mapping[str, str]) -> bool:
@@ -183,7 +190,7 @@ def shard_in_parts(options: Mapping[str, str]) -> tuple[tuple[Item, ...], tuple[
         ChooseLayouts, {name: text for name, text in options.items() if name in own or name not in early}, PARALLEL
     )
     *rewriting, populate, pin = before_choice(early)
-    return tuple(rewriting), (populate, pin, choose, "func.func(sdy-drop-sharding-rules)")
+    return tuple(rewriting), (populate, pin, _recomputing(choose, options), "func.func(sdy-drop-sharding-rules)")
 
 
 _STAGED: Final = (

@@ -9,7 +9,7 @@ same program, with the same roundings.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Final
@@ -37,7 +37,7 @@ _MOST_READ: Final = 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Reader:
+class Reader:
     """A loop that carries a stack as `number` only to read parts of it, by `slices`."""
 
     loop: ir.Operation
@@ -46,15 +46,15 @@ class _Reader:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Stack:
+class Stack:
     """What a loop carries to put an `element` of each round in its place; `update` does it."""
 
     number: int
     element: Value
     update: ir.Operation
-    readers: tuple[_Reader, ...]
+    readers: tuple[Reader, ...]
 
-    def reader(self, loop: ir.Operation) -> _Reader | None:
+    def reader(self, loop: ir.Operation) -> Reader | None:
         """Returns how a loop reads the stack."""
         return next((one for one in self.readers if one.loop == loop), None)
 
@@ -63,13 +63,13 @@ def shrink_stashes(entry: func.FuncOp) -> None:
     """Takes the stacks out of loops whose elements the loops that read them can compute from other stacks."""
     for loop in reversed([op for op in walk(entry.operation) if op.name == WHILE]):
         # Readers come later in the program, and are made anew.
-        if stacks := _stacks(loop):
+        if stacks := stacks_of(loop):
             _shrink(loop, stacks)
 
 
-def _shrink(loop: ir.Operation, stacks: list[_Stack]) -> None:
+def _shrink(loop: ir.Operation, stacks: list[Stack]) -> None:
     """Takes those stacks out of a loop that follow from its others, the last made first."""
-    kept, dropped = stacks, list[_Stack]()
+    kept, dropped = stacks, list[Stack]()
     for stack in reversed(stacks):
         others = [one for one in kept if one is not stack]
         if _follows(stack, others):
@@ -87,18 +87,24 @@ def _shrink(loop: ir.Operation, stacks: list[_Stack]) -> None:
             unread.setdefault(reader.loop, []).append(reader.number)
     for other, numbers in unread.items():
         without(other, numbers)
+    without_stacks(loop, dropped)
+
+
+def without_stacks(loop: ir.Operation, dropped: Sequence[Stack]) -> ir.Operation:
+    """Returns a loop without stacks that nobody reads any more; what was computed for them alone is erased."""
     for stack in dropped:
         stack.update.results[0].replace_all_uses_with(loop.regions[1].blocks[0].arguments[stack.number])
-        _erase([stack.update])
+        erase_unread([stack.update])
     starts = [maker_of(loop.operands[stack.number]) for stack in dropped]
-    without(loop, [stack.number for stack in dropped])
-    _erase([start for start in dict.fromkeys(starts) if start is not None and not _is_needed(start)])
+    found = without(loop, [stack.number for stack in dropped])
+    erase_unread([start for start in dict.fromkeys(starts) if start is not None and not _is_needed(start)])
+    return found
 
 
 # What is stacked
 
 
-def _stacks(loop: ir.Operation) -> list[_Stack]:
+def stacks_of(loop: ir.Operation) -> list[Stack]:
     """Returns the stacks that a loop fills, one element per trip, and that others only read.
 
     They are in the order in which the loop makes their elements.
@@ -126,7 +132,7 @@ def _stacks(loop: ir.Operation) -> list[_Stack]:
         readers = [_reader(use.owner.operation, use.operand_number) for use in loop.results[number].uses]
         known = tuple(one for one in readers if one is not None)
         if readers and len(known) == len(readers) and not list(loop.regions[0].blocks[0].arguments[number].uses):
-            found.append(_Stack(number, element, update, known))
+            found.append(Stack(number, element, update, known))
     return sorted(found, key=lambda stack: order.get(maker_of(stack.element), -1))
 
 
@@ -165,7 +171,7 @@ def _counts(loop: ir.Operation, indices: list[Value]) -> bool:
     return constant_of(loop.operands[first.arg_number]) == 0 and step_of(body, first.arg_number) == 1
 
 
-def _reader(loop: ir.Operation, number: int) -> _Reader | None:
+def _reader(loop: ir.Operation, number: int) -> Reader | None:
     """Returns how a loop reads a stack that it carries, None where it does more, or is no loop."""
     if loop.name != WHILE or not _is_open(loop) or list(loop.results[number].uses):
         return None
@@ -174,7 +180,7 @@ def _reader(loop: ir.Operation, number: int) -> _Reader | None:
     if last.operands[number] != body or list(condition.uses):
         return None
     slices = [use.owner.operation for use in body.uses if use.owner.operation != last]
-    return _Reader(loop, number, tuple(slices)) if all(_reads_one(op, body) for op in slices) else None
+    return Reader(loop, number, tuple(slices)) if all(_reads_one(op, body) for op in slices) else None
 
 
 def _reads_one(op: ir.Operation, stack: ir.BlockArgument[Any]) -> bool:
@@ -191,7 +197,7 @@ def _reads_one(op: ir.Operation, stack: ir.BlockArgument[Any]) -> bool:
 # What follows from what
 
 
-def _follows(stack: _Stack, others: list[_Stack]) -> bool:
+def _follows(stack: Stack, others: list[Stack]) -> bool:
     """Says whether whoever reads a stack could compute its elements from those of others, and reads little for it."""
     leaves = _leaves(stack, others)
     chain = _chain(stack.element, leaves)
@@ -201,7 +207,7 @@ def _follows(stack: _Stack, others: list[_Stack]) -> bool:
     return sum(map(_bytes, read)) <= _MOST_READ * _bytes(stack.element)
 
 
-def _leaves(stack: _Stack, others: list[_Stack]) -> dict[Value, _Stack]:
+def _leaves(stack: Stack, others: list[Stack]) -> dict[Value, Stack]:
     """Returns the stacks that whoever reads `stack` reads too, by their elements."""
     return {one.element: one for one in others if all(one.reader(reader.loop) for reader in stack.readers)}
 
@@ -245,7 +251,7 @@ def _bytes(value: Value) -> int:
 # What is written
 
 
-def _compute(stack: _Stack, reader: _Reader, chain: list[ir.Operation], leaves: dict[Value, _Stack]) -> None:
+def _compute(stack: Stack, reader: Reader, chain: list[ir.Operation], leaves: dict[Value, Stack]) -> None:
     """Computes in a loop what it reads of a stack."""
     read = {operand for op in chain for operand in op.operands} | {stack.element}
     used = {element: one for element, one in leaves.items() if element in read}
@@ -255,13 +261,13 @@ def _compute(stack: _Stack, reader: _Reader, chain: list[ir.Operation], leaves: 
         parts = [_part(one, reader.loop, part, place) for one in used.values()]
         at = ir.InsertionPoint(part)
         with at, part.location:
-            known = {element: _as(value, element.type) for element, value in zip(used, parts, strict=True)}
+            known = {element: viewed_as(value, element.type) for element, value in zip(used, parts, strict=True)}
             found = copied(chain, at, known)[stack.element]
-            part.results[0].replace_all_uses_with(_as(found, part.results[0].type))
+            part.results[0].replace_all_uses_with(viewed_as(found, part.results[0].type))
         part.erase()
 
 
-def _part(stack: _Stack, loop: ir.Operation, like: ir.Operation, place: ir.Operation) -> Value:
+def _part(stack: Stack, loop: ir.Operation, like: ir.Operation, place: ir.Operation) -> Value:
     """Returns the element of a stack that a loop reads at the index of `like`, which reads an element of another stack.
 
     The op that reads it is placed after `place`, where that index is known.
@@ -282,13 +288,13 @@ def _part(stack: _Stack, loop: ir.Operation, like: ir.Operation, place: ir.Opera
     return part
 
 
-def _as(value: Value, kind: ir.Type) -> Value:
+def viewed_as(value: Value, kind: ir.Type) -> Value:
     """Returns a value in a type of as many elements."""
     viewed: Value = value if value.type == kind else stablehlo.ReshapeOp(kind, value).results[0]
     return viewed
 
 
-def _erase(unused: list[ir.Operation]) -> None:
+def erase_unread(unused: list[ir.Operation]) -> None:
     """Erases ops, and what was computed for them alone."""
     while unused:
         one = unused.pop()

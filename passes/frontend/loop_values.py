@@ -8,7 +8,7 @@ fused into its readers, as it is outside of loops.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -95,6 +95,27 @@ def without(loop: ir.Operation, dropped: Collection[int]) -> ir.Operation:
     for block, region in zip((condition, body), new.regions, strict=True):
         for number in sorted(dropped, reverse=True):
             block.erase_argument(number)
+        block.append_to(region)
+    loop.erase()
+    return new
+
+
+def extended(loop: ir.Operation, starts: Sequence[Value]) -> ir.Operation:
+    """Returns a loop that carries more values, behind its own, from these starts: its body hands on each as it is."""
+    condition, body = (region.blocks[0] for region in loop.regions)
+    *_, last = (view.operation for view in body.operations)
+    added = [[block.add_argument(one.type, loop.location) for one in starts] for block in (condition, body)]
+    with ir.InsertionPoint(last), last.location:
+        stablehlo.ReturnOp([*last.operands, *added[1]])
+    last.erase()
+    operands = [*loop.operands, *starts]
+    with ir.InsertionPoint(loop), loop.location:
+        new: ir.Operation = stablehlo.WhileOp([one.type for one in operands], operands).operation
+    for name in loop.attributes:
+        new.attributes[name] = loop.attributes[name]
+    for old, result in zip(loop.results, new.results, strict=False):
+        old.replace_all_uses_with(result)
+    for block, region in zip((condition, body), new.regions, strict=True):
         block.append_to(region)
     loop.erase()
     return new

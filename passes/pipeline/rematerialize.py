@@ -34,7 +34,8 @@ from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.graph.graph import WHILE, Graph
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.locations import place_of
-from rhino.ir.mlir.reader import entry_function
+from rhino.ir.mlir.manual import bytecode
+from rhino.ir.mlir.reader import entry_function, walk
 from rhino.ir.plan.stages import VirtualStages
 from rhino.ir.program.accumulation import MICRO_BATCHES, accumulation_loop
 from rhino.ir.program.op_stages import latest_stage_of, num_stages_of, refuse_misplaced, virtual_stage_of
@@ -43,10 +44,12 @@ from rhino.ir.program.staged_module import REMAT
 from rhino.ir.units import format_bytes, format_seconds
 from rhino.passes.base import Pass, Remarks, opt
 from rhino.passes.pipeline.offload_ops import write_waiting
+from rhino.passes.pipeline.rematerialize_loops import rematerialize_loops
 from rhino.passes.pipeline.rematerialize_ops import write_blocks
 from rhino.passes.pipeline.sharded_step import SHARDED_ERRORS, rank_mesh, sharded_step
 from rhino.passes.sharding.planning_pass import DEFAULT_CLUSTER, OFFLOAD, rank_target, refuse_unknown_host
 from rhino.passes.unsharded import UNSHARDED_ERRORS, unsharded_program
+from rhino.passes.with_rules import renew_rules, run_on_functions
 from rhino.strategies.cost.cost_model import CostModel
 from rhino.strategies.remat.remat_graph import Stash, stash_of
 from rhino.strategies.structure.training_phases import TrainingPhases, parts_of
@@ -100,8 +103,33 @@ class Rematerialize(Pass):
     def run(self, module: ir.Operation, remarks: Remarks) -> None:
         """Rewrites `module` in place."""
         cluster = load_cluster(self.cluster)
+        self.write_loops(module, cluster, remarks)
         with unsharded_program(module, remarks) as program:
             self.write(program, begin(program, module, cluster, repeats=not self.host_share), remarks)
+
+    def write_loops(self, module: ir.Operation, cluster: Cluster, remarks: Remarks) -> bool:
+        """Writes what loops compute again of the layers of others, and says whether anything was.
+
+        Only a step without stages: there is one share for all of it.
+        """
+        shares = () if self.host_share or self.remat == BY_STAGE else parse_remat(self.remat)
+        ops = list(walk(entry_function(module, remarks.file).operation))
+        is_staged = any(virtual_stage_of(op) is not None for op in ops)
+        if len(shares) != 1 or not shares[0] or is_staged or all(op.name != WHILE for op in ops):
+            return False
+        with unsharded_program(module, Remarks(remarks.file)) as program:
+            seconds = sharded_step(program, module, cluster).seconds.tolist()
+            of_ops = dict(zip(program.ops, seconds, strict=True))
+            found = rematerialize_loops(program.entry.operation, shares[0], of_ops)
+        for one in found:
+            kept = f"{format_bytes(one.kept_bytes)} of {format_bytes(one.stash_bytes)} that this loop stacks are kept"
+            again = f"{one.num_ops} ops of a round run again, {format_seconds(one.added_s)} more in all rounds"
+            remarks.add(self.name, place_of(one.location, remarks.file), f"{kept}; {again}")
+        remarks.record(Unkept((), sum(one.num_ops for one in found)))
+        if found:
+            renew_rules(module)
+            run_on_functions(module, "cse")  # rows of stacks may be read already
+        return bool(found)
 
     def write(self, program: Program, begun: Begun, remarks: Remarks) -> None:
         """Writes the copies of which the least has to run again for what is kept, and what goes to host memory."""
@@ -122,7 +150,8 @@ class Rematerialize(Pass):
         write_blocks(program, begun.parts, stash, blocks, virtual)
         hosted = tuple([value for one in choices for value in one.hosted])
         write_waiting(program, begun.parts, stash, hosted, virtual)
-        remarks.record(Hosted(hosted))
+        num_loops = 0 if (before := remarks.find(Unkept)) is None else before.num_repeated
+        remarks.record(Unkept(hosted, num_loops + sum(len(block.ops) for block in blocks)))
         for place, text in _remarks(program, stash, choices, staged=begun.is_staged):
             remarks.add(self.name, place, text)
 
@@ -143,10 +172,14 @@ class Rematerialize(Pass):
 
 
 @dataclass(frozen=True, slots=True)
-class Hosted:
-    """The values of a step, by number, that were left to wait in host memory."""
+class Unkept:
+    """What a step does not keep on devices for its backward pass.
 
-    values: tuple[int, ...]
+    `hosted` are the values, by number, that wait in host memory, and `num_repeated` ops run again.
+    """
+
+    hosted: tuple[int, ...]
+    num_repeated: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -208,6 +241,8 @@ class Rematerializer:
         """Returns the step as `again` makes it. Raises as that does."""
         module = ir.Module.parse(step, self.context)
         with self.context, module.operation.location:
+            if again.write_loops(module.operation, load_cluster(again.cluster), remarks):
+                step = bytecode(module)
             known = self.begun.get(step)
             if known is not None:
                 entry = entry_function(module)

@@ -5,6 +5,9 @@ several kinds, it is planned without each kind that moves something in turn, and
 faster so. What takes least is kept; a form is given up once its bound shows that it will not be. Any other step is
 planned once, as `rhino-choose-shardings` does it.
 
+With `recompute`, a step of which no choice fits is planned with values of its forward pass computed again for its
+backward pass, as `rhino-remat` does it: with all that can be, and where that fits with fewer shares of them.
+
 Reads     what `rhino-choose-shardings` and `rhino-materialize-strides` read; the views are for all devices of the mesh.
 Writes    what these write: views where the step is faster with them, and shardings.
 Errors    of the step as it is, where it can be planned in neither form: RHI-SOLVE-001 does not fit, RHI-SOLVE-002 steps
@@ -36,7 +39,7 @@ from rhino.ir.units import format_seconds
 from rhino.passes.base import Remarks, opt, run_pipeline
 from rhino.passes.layout.materialize_strides import MaterializeStrides, may_cut, write_views
 from rhino.passes.layout.shapes import Shape
-from rhino.passes.pipeline.rematerialize import Hosted, Rematerialize
+from rhino.passes.pipeline.rematerialize import Rematerialize, Unkept
 from rhino.passes.sharding.choose_shardings import (
     LEVELS,
     ChooseShardings,
@@ -79,10 +82,18 @@ HOST_SHARES: Final = (0.25, 0.5, 0.75, 1.0)
 """The least shares of the activation stash that are tried in host memory, where memory binds."""
 
 
-@dataclass(frozen=True, slots=True)
-class HostShare:
-    """The share of the activation stash that a step has in host memory, for the choice of shardings that was made."""
+_SHARES: Final = 3
+"""How often the share that is computed again is halved, or more of it is taken: to an eighth of the stash."""
 
+
+@dataclass(frozen=True, slots=True)
+class StashShare:
+    """The share of the activation stash that is not kept on devices, for the choice of shardings that was made.
+
+    `option` is that of `rhino-remat` which does so.
+    """
+
+    option: str
     share: float
 
 
@@ -92,12 +103,65 @@ class ChooseLayouts(ChooseShardings):
 
     name: ClassVar[str] = "rhino-choose-layouts"
 
+    recompute: bool = opt(
+        False, "true = where no choice fits, values of the forward pass are computed again for the backward pass"
+    )
     own_shapes: bool = opt(
         False, "true = between steps arrays have the shapes of the program as written, and are moved in each step"
     )
 
     def run(self, module: ir.Operation, remarks: Remarks) -> None:
         """Chooses, and writes the choice onto `module`."""
+        if not self.recompute:
+            self.run_with_all_kept(module, remarks)
+            return
+        before = module.clone()
+        try:
+            self.run_with_all_kept(module, remarks)
+        except DoesNotFitError as error:
+            best = self.recomputed(before, remarks, error)
+            swap(module, best.module)
+            remarks.record(StashShare("remat", best.share))
+            best.add_to(remarks)
+
+    def recomputed(self, before: ir.Operation, remarks: Remarks, error: DoesNotFitError) -> _Tried:
+        """Returns the best choice for a step with some of its activation stash computed again.
+
+        Raises `error`, of the step as it is, where not even all of it is enough.
+        """
+        best = self.recomputed_at(1.0, before, remarks)
+        if best is None:
+            raise error
+        if best.choice is None:
+            if best.error is None or best.error.exit_code != ExitCode.DOES_NOT_FIT:
+                raise best.error or error
+            note = f"with all that can be computed again for the backward pass: {best.error.what}"
+            raise replace(error, notes=(*error.notes, note))
+        low, high = 0.0, 1.0
+        for _ in range(_SHARES):
+            one = self.recomputed_at((low + high) / 2, before, remarks, best.step_s)
+            if one is not None and one.choice is not None:
+                best, high = one, one.share
+            else:
+                low = (low + high) / 2
+        return best
+
+    def recomputed_at(
+        self, share: float, before: ir.Operation, remarks: Remarks, cutoff_s: float = inf
+    ) -> _Tried | None:
+        """Returns a step with this share of its activation stash computed again, as it is planned.
+
+        Returns None if nothing is computed again.
+        """
+        one = _Tried(before.clone(), {}, remarks, share)
+        Rematerialize(remat=f"{share:g}", cluster=self.cluster).run(one.module, one.remarks)
+        if not one.remarks.result(Unkept).num_repeated:
+            return None
+        one.plan(partial(self.lay_out, cutoff_s=cutoff_s))
+        return one
+
+    def run_with_all_kept(self, module: ir.Operation, remarks: Remarks) -> None:
+        """Does what `run` does for a step that keeps all of its activation stash, on the device or its host."""
         if not self.offload or self.ranks > 1 or any(map(placement_of, walk(module))):
             self.lay_out(module, remarks)
             return
@@ -123,10 +187,8 @@ class ChooseLayouts(ChooseShardings):
             raise _refusal(tried)
         if best is not found:
             swap(module, best.module)
-            remarks.record(HostShare(best.host_share))
-        remarks.items += best.remarks.items
-        for result in best.remarks.results.values():
-            remarks.record(result)
+            remarks.record(StashShare("host-share", best.share))
+        best.add_to(remarks)
 
     def lay_out(self, module: ir.Operation, remarks: Remarks, cutoff_s: float = inf) -> float | None:
         """Does what `run` does if a step takes less than `cutoff_s`; else returns what all steps take at least.
@@ -211,13 +273,12 @@ class ChooseLayouts(ChooseShardings):
 class _Tried:
     """A form of a step as it was planned: its choice, or the error where there is none.
 
-    One that was given up has a bound alone. `hosted` are the values that wait in host memory.
+    One that was given up has a bound alone. Of its activation stash `share` is computed again, or lies in host memory,
+    where `hosted` are the values that do.
     """
 
-    def __init__(
-        self, module: ir.Operation, values: dict[int, View], remarks: Remarks, host_share: float = 0.0
-    ) -> None:
-        self.module, self.values, self.host_share = module, values, host_share
+    def __init__(self, module: ir.Operation, values: dict[int, View], remarks: Remarks, share: float = 0.0) -> None:
+        self.module, self.values, self.share = module, values, share
         self.remarks = Remarks(remarks.file)
         self.remarks.record(remarks.find(PhaseTimes) or PhaseTimes())
         self.choice: ShardingChoice | None = None
@@ -236,8 +297,14 @@ class _Tried:
 
     def send_to_host(self, cluster: str) -> None:
         """Writes the transfers of the share of the activation stash that lies in host memory."""
-        Rematerialize(cluster=cluster, host_share=f"{self.host_share:g}").run(self.module, self.remarks)
-        self.hosted = self.remarks.result(Hosted).values
+        Rematerialize(cluster=cluster, host_share=f"{self.share:g}").run(self.module, self.remarks)
+        self.hosted = self.remarks.result(Unkept).hosted
+
+    def add_to(self, remarks: Remarks) -> None:
+        """Adds what was said and found of it to what is said of the step."""
+        remarks.items += self.remarks.items
+        for result in self.remarks.results.values():
+            remarks.record(result)
 
     @property
     def fills_host(self) -> bool:
@@ -283,13 +350,13 @@ def _refusal(tried: Sequence[_Tried]) -> RhinoError:
     refused = [(one, one.error) for one in tried if isinstance(one.error, DoesNotFitError)]
     nearest, error = min(refused, key=lambda one: one[1].needed_bytes)
     notes = [f"{_with_share(one)}: {other.what}" for one, other in refused if one is not nearest]
-    what = f"{error.what}, {_with_share(nearest)}" if nearest.host_share else error.what
+    what = f"{error.what}, {_with_share(nearest)}" if nearest.share else error.what
     return replace(error, what=what, notes=(*error.notes, *notes))
 
 
 def _with_share(one: _Tried) -> str:
     """Returns how much of the activation stash lies in host memory, in words."""
-    share = f"{one.host_share:.0%}" if one.host_share else "nothing"
+    share = f"{one.share:.0%}" if one.share else "nothing"
     return f"with {share} of what is saved for the backward pass in host memory"
 
 

@@ -22,7 +22,7 @@ from rhino.ir.plan.plan import Plan, Predicted
 from rhino.passes.base import Remarks, make_pass, option_names
 from rhino.passes.layout.materialize_strides import write_views
 from rhino.passes.layout.pad import PadDims, padded_arguments
-from rhino.passes.planner.choose_layouts import HostShare, LayoutChoice, swap
+from rhino.passes.planner.choose_layouts import LayoutChoice, StashShare, swap
 from rhino.passes.planner.module_facts import (
     Sides,
     Unsplit,
@@ -33,7 +33,7 @@ from rhino.passes.planner.module_facts import (
     normalize,
 )
 from rhino.passes.planner.plan_costs import PlanCosts, alternatives, plan_costs
-from rhino.passes.registry import shard_in_parts
+from rhino.passes.registry import repeats, shard_in_parts
 from rhino.passes.sharding.annotations import (
     check_annotated,
     read_annotations,
@@ -83,16 +83,16 @@ def search(
         options = {**options, "pad": padded, "parts": str(parts.num_parts(module.operation, remarks))}
     rewriting, rest = shard_in_parts(options)
     is_rewritten = any(name in options for name in REWRITING)
-    written = bytecode(module) if "offload" in options else b""
+    written = bytecode(module) if "offload" in options or not repeats(options) else b""
     source = normalize(module, name, rewriting, remarks, is_rewritten=is_rewritten)
     chooser = next(one for one in rest if isinstance(one, ChooseShardings))
     keep_unsplit(module, name, unsplit or {}, chooser, remarks)
     build_pass_manager(rest, module.context, remarks).run(module.operation)
-    if share := remarks.find(HostShare):  # a plan is bound to the program with its transfers
+    if unkept := remarks.find(StashShare):  # a plan is bound to the program with its copies and transfers
         swap(module.operation, ir.Module.parse(written, module.context).operation)
         remarks.items.clear()
         remarks.results.clear()
-        return search(module, name, {**options, "host-share": f"{share.share:g}"}, remarks, unsplit)
+        return search(module, name, {**options, unkept.option: f"{unkept.share:g}"}, remarks, unsplit)
     chosen = remarks.result(ShardingChoice)
     layout = remarks.find(LayoutChoice)
     answer, costs = chosen.answer, plan_costs(chosen)

@@ -51,7 +51,7 @@ OFFLOAD = (
 AUTO = "auto"
 """The mesh option that leaves the mesh to the search."""
 
-OTHERS_NEED_LESS = "micro-batches, stages and recomputation need less"
+OTHERS_NEED_LESS = "micro-batches and stages need less"
 """What may do where only shardings were searched for."""
 
 

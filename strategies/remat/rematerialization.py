@@ -33,7 +33,7 @@ from rhino.strategies.solver.lp.linear_programs import Point, Rows, solve_rows
 
 _STEPS: Final = 200
 
-_FEW_UNITS: Final = 150
+_FEW_UNITS: Final = 400
 """Up to so many units that may be repeated the choice is solved over all of them."""
 
 _LEAST_GAIN: Final = 0.05
@@ -104,6 +104,33 @@ def choose(stash: Stash, remat: Mapping[int, float], in_flight: Mapping[int, int
     corners = _Frontiers()
     return tuple(
         _Stage(stash, stage, in_flight[stage], corners).choose(share) for stage, share in sorted(remat.items())
+    )
+
+
+def choose_pieces(pieces: Sequence[Piece], remat: float) -> list[Label]:
+    """Returns what becomes of each piece, of pieces that read nothing of each other.
+
+    `remat` is the least share of what all of them keep where nothing is recomputed. A piece that would keep hardly less
+    is left as it is.
+    """
+    if not pieces:
+        return []
+    corners = [frontier(piece) for piece in pieces]
+    room = (1 - remat) * sum(one[0].kept_bytes for one in corners)
+    room = max(room, float(sum(one[-1].kept_bytes for one in corners)))
+    labels = [one[number].label for one, number in zip(corners, _corners(corners, room), strict=True)]
+    if sum(sum(piece.may_repeat) for piece in pieces) <= _FEW_UNITS:
+        labels = min([labels, _units(pieces, room) or labels], key=lambda found: _seconds(pieces, found))
+    return [
+        label if piece.kept(label.repeated) < (1 - _LEAST_GAIN) * piece.kept(()) else Label()
+        for piece, label in zip(pieces, labels, strict=True)
+    ]
+
+
+def _seconds(pieces: Sequence[Piece], labels: Sequence[Label]) -> float:
+    return sum(
+        sum(piece.seconds[unit] for unit in label.repeated) + sum(piece.host_s[value] for value in label.hosted)
+        for piece, label in zip(pieces, labels, strict=True)
     )
 
 
@@ -207,15 +234,9 @@ class _Stage:
         bound = _bound(self.corners, room)
         labels = [one[number].label for one, number in zip(self.corners, _corners(self.corners, room), strict=True)]
         if sum(sum(piece.may_repeat) for piece in self.local) <= _FEW_UNITS:
-            labels = min([labels, _units(self.local, room) or labels], key=self._seconds)
+            labels = min([labels, _units(self.local, room) or labels], key=lambda found: _seconds(self.local, found))
         made = self._made(labels, bound)
         return made if nothing.alive_bytes - made.alive_bytes > _LEAST_GAIN * nothing.alive_bytes else nothing
-
-    def _seconds(self, labels: Sequence[Label]) -> float:
-        return sum(
-            sum(piece.seconds[unit] for unit in label.repeated) + sum(piece.host_s[value] for value in label.hosted)
-            for piece, label in zip(self.local, labels, strict=True)
-        )
 
     def _again(self, labels: Sequence[Label]) -> list[list[Unit]]:
         """Returns the units of each piece that are recomputed."""

@@ -152,7 +152,7 @@ def test_passes_and_pipelines_are_sorted_and_distinct():
                 PadDims(cluster="cpu2"),
                 RULES,
                 PinShardings(cluster="cpu2"),
-                ChooseLayouts(cluster="cpu2"),
+                ChooseLayouts(cluster="cpu2", recompute=True),
                 NO_RULES,
             ),
         ),
