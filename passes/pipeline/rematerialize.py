@@ -96,6 +96,7 @@ class Rematerialize(Pass):
     )
     cluster: str = opt(DEFAULT_CLUSTER, "a preset's name or a cluster file")
     offload: bool = opt(False, OFFLOAD)
+    layers: bool = opt(True, "false = loops over layers run again as a whole or not at all, as in a step with stages")
     host_share: str = opt(
         "", "the least share of the activation stash that goes to host memory, 0 to 1, where nothing is recomputed"
     )
@@ -115,7 +116,7 @@ class Rematerialize(Pass):
         shares = () if self.host_share or self.remat == BY_STAGE else parse_remat(self.remat)
         ops = list(walk(entry_function(module, remarks.file).operation))
         is_staged = any(virtual_stage_of(op) is not None for op in ops)
-        if len(shares) != 1 or not shares[0] or is_staged or all(op.name != WHILE for op in ops):
+        if not self.layers or len(shares) != 1 or not shares[0] or is_staged or all(op.name != WHILE for op in ops):
             return False
         with unsharded_program(module, Remarks(remarks.file)) as program:
             seconds = sharded_step(program, module, cluster).seconds.tolist()

@@ -302,7 +302,9 @@ class Evaluator:
         """
         own = {name: text for name, text in self.setup.options.items() if name != _OFFLOAD}
         *rewriting, populate, pin = before_choice({**own, "cluster": self.setup.cluster, **named_options(config)})
-        again = [one for one in rewriting if isinstance(one, Rematerialize)]
+        again = [
+            replace(one, layers=self.num_stages(config) == 1) for one in rewriting if isinstance(one, Rematerialize)
+        ]
         others = [one for one in rewriting if not isinstance(one, Rematerialize)]
         at = next((number for number, one in enumerate(others) if isinstance(one, MicroBatch)), 0)
         step = self.made("step", self.setup.module, others[:at]) if at else self.setup.module
