@@ -26,9 +26,10 @@ _EPILOG: Final = """\
 PLAN is a file of Plan.save or of rhino-opt --auto-shard --plan, or for a plan in stages the folder of rhino-opt
 --auto-parallel --plan. In names, [*] stands for numbers that differ: those of layers, say.
 
-A plan does not hold its program. --why and --why-not search it again: give it with --module, as rhino-opt took it, or
-as Plan.save_program wrote it. A NAME is that of an argument, as 'params.layers.*.up', of an op's scope, as
-'loc:*mlp*/dot_general', or of a line, as model.py:41; 'plan' is the plan itself.
+A plan does not hold its program. --why and --why-not search it again, and explain without them says what a little more
+memory would be worth: give it with --module, as rhino-opt took it, or as Plan.save_program wrote it. A NAME is that of
+an argument, as 'params.layers.*.up', of an op's scope, as 'loc:*mlp*/dot_general', or of a line, as model.py:41; 'plan'
+is the plan itself.
 
 exit codes: 0 done, 1 not a plan, or not of that module, 2 usage, 3 over the budget once compiled, 70 our bug
 """
@@ -72,7 +73,13 @@ def _explained(options: argparse.Namespace, stdin: BinaryIO, stderr: TextIO) -> 
     if not options.why and not options.why_not:
         from rhino.passes.planner.explain import explain_text  # noqa: PLC0415 - loads the simulation
 
-        return explain_text(plan, options.rows)
+        text = explain_text(plan, options.rows)
+        if options.module is None or plan.execution:
+            return text
+        from rhino.passes.planner.why import more_memory_text  # noqa: PLC0415 - loads the search
+
+        more = more_memory_text(_read(options, _program(options, plan, stdin, stderr)), plan)
+        return f"{text}\n{more}"
     from rhino.passes.planner.why import why_not_text, why_text  # noqa: PLC0415 - loads the search
 
     data = _program(options, plan, stdin, stderr)

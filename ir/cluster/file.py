@@ -41,6 +41,7 @@ _DEVICE_FIGURES: Final = (
 _MEASURED_FIGURES: Final = ("launch_s", "array_s", "op_s", "vector_per_s", "costly_per_s")
 _BYTES_FIGURES: Final = ("near_memory_bytes", "workspace_bytes", "host_bytes")
 _HOST_RATE: Final = "host_bytes_per_s"
+_HEADROOM: Final = "headroom_fraction"
 _ORIGIN: Final = ("date", "machine", "platform", "device_kind", "jaxlib")
 MOST_DEVICES: Final = 1 << 20
 """Devices of a cluster: ten times those of the largest that there are (some 100,000, 2025), and few enough to list."""
@@ -164,7 +165,9 @@ def _equal_devices_lines(cluster: Cluster, path: str = "") -> list[str]:
 
 
 def _known(device: Device) -> list[str]:
-    return [key for key in (*_BYTES_FIGURES, _HOST_RATE, *_MEASURED_FIGURES) if getattr(device, key) is not None]
+    return [
+        key for key in (_HEADROOM, *_BYTES_FIGURES, _HOST_RATE, *_MEASURED_FIGURES) if getattr(device, key) is not None
+    ]
 
 
 def _level_lines(level: Level, path: str = "") -> list[str]:
@@ -236,7 +239,7 @@ def _device(table: Table, operators: tuple[Operator, ...]) -> Device:
         "kind",
         "flops_per_s",
         *_DEVICE_FIGURES,
-        optional=("platform", *_BYTES_FIGURES, _HOST_RATE, *_MEASURED_FIGURES),
+        optional=("platform", _HEADROOM, *_BYTES_FIGURES, _HOST_RATE, *_MEASURED_FIGURES),
     )
     platform = next((name for name in PLATFORMS if name == table.data.get("platform", "gpu")), None)
     if platform is None:
@@ -247,7 +250,7 @@ def _device(table: Table, operators: tuple[Operator, ...]) -> Device:
     if not flops.data:
         table.fail("flops_per_s", "at least one element type")
     rates = tuple((key, flops.number(key)) for key in FLOPS_KEYS if key in flops.data)
-    counts = [key for key in _BYTES_FIGURES if key in table.data]
+    counts = [key for key in (_HEADROOM, *_BYTES_FIGURES) if key in table.data]
     sources = [(key, table.source(key)) for key in (*_DEVICE_FIGURES, *counts, *rated)]
     sources += [(f"flops_per_s.{key}", flops.source(key)) for key, _ in rates]
     return Device(
@@ -255,6 +258,7 @@ def _device(table: Table, operators: tuple[Operator, ...]) -> Device:
         flops_per_s=rates,
         hbm_bytes=table.figure_table("hbm_bytes").count("value"),
         usable_hbm_fraction=table.fraction("usable_hbm_fraction"),
+        headroom_fraction=_headroom(table),
         hbm_bytes_per_s=table.number("hbm_bytes_per_s"),
         matmul_efficiency=table.fraction("matmul_efficiency"),
         memory_efficiency=table.fraction("memory_efficiency"),
@@ -266,6 +270,15 @@ def _device(table: Table, operators: tuple[Operator, ...]) -> Device:
         host_bytes=_count(table, "host_bytes"),
         **{key: table.number(key) for key in rated},
     )
+
+
+def _headroom(table: Table) -> float | None:
+    if _HEADROOM not in table.data:
+        return None
+    share = table.fraction(_HEADROOM)
+    if share >= 1:
+        table.fail(_HEADROOM, "a fraction below 1: a plan needs some memory")
+    return share
 
 
 def _count(table: Table, key: str) -> int | None:

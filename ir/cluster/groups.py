@@ -113,6 +113,7 @@ def common_device(devices: Sequence[Device]) -> Device:
         flops_per_s=tuple([(key, min(one.matmul_flops_per_s(key) for one in devices) / share) for key in rates]),
         hbm_bytes=smallest.hbm_bytes,
         usable_hbm_fraction=smallest.usable_hbm_fraction,
+        headroom_fraction=smallest.headroom_fraction,
         hbm_bytes_per_s=min(one.memory_bytes_per_s for one in devices) / memory_share,
         matmul_efficiency=share,
         memory_efficiency=memory_share,

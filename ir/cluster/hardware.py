@@ -126,7 +126,8 @@ class Device:
     `platform` says whose compiler makes its programs.
 
     Units: `flops_per_s` is the peak of matrix units by element type, one multiply-add counted as two, dense;
-    `hbm_bytes` the memory, of which a program may use `usable_hbm_fraction`; `hbm_bytes_per_s` the peak.
+    `hbm_bytes` the memory, of which programs may use `usable_hbm_fraction`, and a plan leaves the share
+    `headroom_fraction` of that free, if there is one; `hbm_bytes_per_s` the peak.
     `matmul_efficiency` and `memory_efficiency` are the fractions of the two peaks that large programs reach.
     `near_memory_bytes` is what a compiler has of a memory nearer to the units, for values of one program, and
     `workspace_bytes` what a library's product takes beside its operands and result; None where there is nothing such.
@@ -151,6 +152,7 @@ class Device:
     platform: Platform = "gpu"
     near_memory_bytes: int | None = None
     workspace_bytes: int | None = None
+    headroom_fraction: float | None = None
     host_bytes_per_s: float | None = None
     host_bytes: int | None = None
     launch_s: float | None = None
@@ -188,8 +190,8 @@ class Device:
 
     @property
     def usable_hbm_bytes(self) -> int:
-        """The memory a plan may count on; the source of `usable_hbm_fraction` says who takes the rest."""
-        return int(self.hbm_bytes * self.usable_hbm_fraction)
+        """The memory a plan may count on; the sources of the two shares say who takes the rest."""
+        return int(self.hbm_bytes * self.usable_hbm_fraction * (1 - (self.headroom_fraction or 0.0)))
 
 
 @dataclass(frozen=True, slots=True)

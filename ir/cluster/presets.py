@@ -12,6 +12,15 @@ _XLA_GPU_MEMORY = (
     "JAX's allocator takes 75 % of a GPU's memory unless XLA_CLIENT_MEM_FRACTION says otherwise (JAX docs)"
 )
 
+_GPU_HEADROOM: Final = (
+    "headroom_fraction = { value = 0.03, source = \"1 % is the driver's: CUDA has 79.1 of 80 GiB of an H100; the rest "
+    "is an estimate, for what lies beside a step: the next batch, the last one's results, gaps of the allocator\" }"
+)
+_TPU_HEADROOM: Final = (
+    'headroom_fraction = { value = 0.02, source = "estimate, for what lies beside a step: the next batch, the last '
+    "one's results\" }"
+)
+
 _WORKSPACE = "what XLA:GPU of jaxlib 0.10.2 gives each product of cuBLAS"
 
 
@@ -43,6 +52,7 @@ _V100_MEMORY = f"""
 hbm_bytes = {{ value = 34359738368, source = "NVIDIA V100 data sheet (2020): 32 GB HBM2, that is 32 GiB; \
 ECC takes none of it" }}
 usable_hbm_fraction = {{ value = 0.75, source = "{_XLA_GPU_MEMORY}" }}
+{_GPU_HEADROOM}
 matmul_efficiency = {{ value = 0.75, source = "Rhino paper, section 7.2: up to 75.9 % of peak over a whole GPT step" }}
 memory_efficiency = {{ value = 0.83, source = "estimate, after Jia et al., Dissecting Volta (2018): \
 about 750 of 900 GB/s" }}
@@ -81,6 +91,7 @@ kind = "P100-PCIE-16GB"
 platform = "gpu"
 hbm_bytes = {{ value = 17179869184, source = "{_P100_SHEET}: 16 GB HBM2, that is 16 GiB" }}
 usable_hbm_fraction = {{ value = 0.75, source = "{_XLA_GPU_MEMORY}" }}
+{_GPU_HEADROOM}
 hbm_bytes_per_s = {{ value = 7.32e11, source = "{_P100_SHEET}: 732 GB/s" }}
 {_PCIE3_SHARED}{_AS_DGX1_HOST}
 matmul_efficiency = {{ value = 0.75, source = "estimate: as on V100" }}
@@ -101,6 +112,7 @@ kind = "T4-16GB"
 platform = "gpu"
 hbm_bytes = {{ value = 17179869184, source = "{_T4_SHEET}: 16 GB GDDR6" }}
 usable_hbm_fraction = {{ value = 0.75, source = "{_XLA_GPU_MEMORY}" }}
+{_GPU_HEADROOM}
 hbm_bytes_per_s = {{ value = 3.2e11, source = "{_T4_SHEET}: 320 GB/s" }}
 {_PCIE3_SHARED}{_AS_DGX1_HOST}
 matmul_efficiency = {{ value = 0.6, source = "estimate: its clock falls under the power limit of 70 W" }}
@@ -119,6 +131,7 @@ kind = "A100-SXM4-80GB"
 platform = "gpu"
 hbm_bytes = {{ value = 85899345920, source = "NVIDIA A100 data sheet (2021): 80 GB HBM2e, that is 80 GiB" }}
 usable_hbm_fraction = {{ value = 0.75, source = "{_XLA_GPU_MEMORY}" }}
+{_GPU_HEADROOM}
 hbm_bytes_per_s = {{ value = 2.039e12, source = "NVIDIA A100 data sheet (2021), SXM 80GB: 2039 GB/s" }}
 {_PCIE4_SHARED}{_DGX_A100_HOST}
 matmul_efficiency = {{ value = 0.8, source = "estimate: large cuBLAS products reach 250 of 312 bf16 TFLOPS" }}
@@ -156,6 +169,7 @@ platform = "gpu"
 hbm_bytes = {{ value = 85899345920, source = "NVIDIA H100 data sheet (2023): 80 GB HBM3, that is 80 GiB \
 (nvidia-smi shows 81559 MiB)" }}
 usable_hbm_fraction = {{ value = 0.75, source = "{_XLA_GPU_MEMORY}" }}
+{_GPU_HEADROOM}
 hbm_bytes_per_s = {{ value = 3.35e12, source = "{_H100_SHEET}: 3.35 TB/s" }}
 {_PCIE5}{_DGX_H100_HOST}
 {_HOPPER_RATES}"""
@@ -166,6 +180,7 @@ kind = "H200-SXM-141GB"
 platform = "gpu"
 hbm_bytes = {{ value = 151397597184, source = "NVIDIA H200 data sheet (2024): 141 GB; bytes by the driver" }}
 usable_hbm_fraction = {{ value = 0.75, source = "{_XLA_GPU_MEMORY}" }}
+{_GPU_HEADROOM}
 hbm_bytes_per_s = {{ value = 4.8e12, source = "NVIDIA H200 data sheet (2024), SXM: 4.8 TB/s" }}
 {_PCIE5}{_AS_DGX_H100_HOST}
 {_HOPPER_RATES}"""
@@ -178,6 +193,7 @@ kind = "B200-SXM-180GB"
 platform = "gpu"
 hbm_bytes = {{ value = 191514411008, source = "bytes as the driver reports of a B200" }}
 usable_hbm_fraction = {{ value = 0.75, source = "{_XLA_GPU_MEMORY}" }}
+{_GPU_HEADROOM}
 hbm_bytes_per_s = {{ value = 7.67e12, source = "what the driver reports: 3996 MHz memory clock, 7672 GB/s" }}
 {_PCIE5}{_AS_DGX_H100_HOST}
 matmul_efficiency = {{ value = 0.65, source = "estimate: as on H100" }}
@@ -201,6 +217,9 @@ platform = "tpu"
 hbm_bytes = { value = 17179869184, source = "Google Cloud docs, TPU v5e: 16 GB HBM2 per chip, that is 16 GiB" }
 usable_hbm_fraction = { value = 0.96, source = "estimate: XLA's error messages say 15.48 of 16 G on v3, \
 30.75 of 32 G on v4" }
+"""
+    + _TPU_HEADROOM
+    + """
 hbm_bytes_per_s = { value = 8.19e11, source = "Google Cloud docs, TPU v5e: 819 GBps" }
 """
     + _TPU_LINK
@@ -224,6 +243,9 @@ platform = "tpu"
 hbm_bytes = { value = 102005473280, source = "Google Cloud docs, TPU v5p: 95 GiB per chip" }
 usable_hbm_fraction = { value = 0.96, source = "estimate: XLA's error messages say 15.48 of 16 G on v3, \
 30.75 of 32 G on v4" }
+"""
+    + _TPU_HEADROOM
+    + """
 hbm_bytes_per_s = { value = 2.765e12, source = "Google Cloud docs, TPU v5p: 2765 GBps" }
 """
     + _TPU_LINK
@@ -247,6 +269,9 @@ platform = "tpu"
 hbm_bytes = { value = 34359738368, source = "Google Cloud docs, TPU v6e: 32 GB HBM per chip, that is 32 GiB" }
 usable_hbm_fraction = { value = 0.96, source = "estimate: XLA's error messages say 15.48 of 16 G on v3, \
 30.75 of 32 G on v4" }
+"""
+    + _TPU_HEADROOM
+    + """
 hbm_bytes_per_s = { value = 1.638e12, source = "Google Cloud docs, TPU v6e: 1638 GBps" }
 """
     + _TPU_LINK

@@ -93,10 +93,21 @@ def totals(plan: Plan) -> list[str]:
         f"{plan.source.function}: {plan.form()}, for {plan.cluster_name}",
         f"  step   {format_seconds(found.step_s)}{_parts(plan)}{_bound(plan)}",
         f"  memory {peak_text(found.peak_bytes[rank], own.budget_bytes)}{old}{on}",
+        *_headroom_lines(plan),
         *_stored_lines(plan),
         *_host_lines(plan),
         *answer_lines(plan),
     ]
+
+
+def _headroom_lines(plan: Plan) -> list[str]:
+    """Returns a line on what is left free of a device's memory, where the budget is the one that the cluster gives."""
+    cluster = plan.machine()
+    device, share = cluster.device, cluster.device.headroom_fraction
+    if cluster.groups or not share or plan.predicted.budget_bytes != device.usable_hbm_bytes:
+        return []
+    left = format_bytes(device.hbm_bytes * device.usable_hbm_fraction * share)
+    return [f"  headroom {left}, {share:.0%} of what programs may use, for what lies beside a step"]
 
 
 def _stored_lines(plan: Plan) -> list[str]:

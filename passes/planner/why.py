@@ -166,6 +166,22 @@ def why_not_text(module: ir.Module, plan: Plan, pin: str) -> str:
     return f"with {pin}{fits}:\n{found}" if found else f"with {pin} nothing changes: it is so already"
 
 
+MORE_MEMORY: Final = 0.05
+"""The share of the budget by which `more_memory_text` asks for more."""
+
+
+def more_memory_text(module: ir.Module, plan: Plan) -> str:
+    """Returns what a little more memory would be worth to a plan in one program.
+
+    Raises RHI-PLAN-004.
+    """
+    budget = round(plan.predicted.budget_bytes * (1 + MORE_MEMORY))
+    other = again(module, replace(plan, predicted=replace(plan.predicted, budget_bytes=budget))).plan.predicted
+    saved = 1 - other.step_s / plan.predicted.step_s
+    what = f"with {MORE_MEMORY:.0%} more memory, {format_bytes(budget)} per device, the step takes"
+    return f"{what} {format_seconds(other.step_s)}, {max(saved, 0.0):.1%} less"
+
+
 def again(module: ir.Module, plan: Plan, pins: Sequence[str] = ()) -> Found:
     """Returns what the same search finds for the one program of `plan`, with `pins` as more constraints.
 

@@ -215,6 +215,10 @@ def test_the_command_takes_both_kinds(folder: Path, tmp_path: Path):
     assert (code, errors) == (0, "")
     assert re.search(r"argument f32\[\S+\] on rank \d\n  chosen: .*\n  in stage \d instead of \d: transfers ", text)
     assert "nothing else was looked at" in text or "alternatives:" in text
+    code, text, _ = called("explain", str(folder / "one.json"), module)
+    assert code == 0
+    assert text.startswith(explain_text(load_plan(folder / "one.json")))
+    assert "with 5% more memory, " in text.splitlines()[-1]
     assert called("explain", str(folder / "stages"), f"--module={folder / 'one.json'}", "--why=w")[0] == 1
     assert called("report", str(folder / "one.json"), "-o", str(tmp_path / "no" / "plan.html"))[0] == 1
     assert called(

@@ -64,7 +64,7 @@ def test_platform_m8_matches_the_paper():
     device = load_cluster("v100x8x2").device
     assert device.peak_flops_per_s("f32") == 15.6e12
     assert device.hbm_bytes == 32 * 2**30
-    assert device.usable_hbm_bytes == 24 * 2**30
+    assert device.usable_hbm_bytes == int(24 * 2**30 * 0.97)  # 3 % is headroom
     assert device.matmul_flops_per_s("f32") == pytest.approx(11.7e12)
     assert device.memory_bytes_per_s == pytest.approx(747e9)
 
@@ -142,6 +142,11 @@ def test_example_of_the_docs():
         ("value = 900e9", "value = nan", "'device.hbm_bytes_per_s.value': got nan"),
         ("value = 900e9", "value = 0", "'device.hbm_bytes_per_s.value': got 0"),
         ("value = 900e9", f"value = 1{'0' * 400}", "'device.hbm_bytes_per_s.value': got 1"),
+        (
+            "hbm_bytes_per_s = {",
+            'headroom_fraction = { value = 1, source = "none" }\nhbm_bytes_per_s = {',
+            "'device.headroom_fraction': got",
+        ),
         ("value = 0.75", "value = 1.5", "'device.usable_hbm_fraction.value': got 1.5, expected a fraction"),
         (
             '{ value = 900e9, source = "data sheet" }',
@@ -322,6 +327,7 @@ def devices(draw):
         key: draw(RATES)
         for key in draw(st.sets(st.sampled_from(("launch_s", "array_s", "op_s", "vector_per_s", "costly_per_s"))))
     }
+    measured |= {"headroom_fraction": draw(FRACTIONS) / 2} if draw(st.booleans()) else {}
     sizes = ("near_memory_bytes", "workspace_bytes", "host_bytes")
     measured |= {key: draw(COUNTS) for key in draw(st.sets(st.sampled_from(sizes)))}
     sources = {key: draw(TEXTS) for key in (*figures, *measured, *(f"flops_per_s.{key}" for key, _ in flops))}
@@ -330,6 +336,7 @@ def devices(draw):
     )
     order = (
         *figures,
+        "headroom_fraction",
         "near_memory_bytes",
         "workspace_bytes",
         "host_bytes",
