@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Final
 
+import drawn_attention
 import drawn_fused
 import drawn_ranks
 import jax
@@ -212,6 +213,23 @@ def fused(options: Options) -> Iterator[Tried]:
             yield tried(f"seed {seed}: {cut}{' remat' if setting.remat else ''}", drawn_fused.try_staged, form, setting)
 
 
+def attentions(options: Options) -> Iterator[Tried]:
+    """Draw training steps with attention, rewrite it into loops over blocks of keys, and compare with one device.
+
+    Each runs under a plan that nobody would choose. How they are drawn: `drawn_attention.py`. The exit code is 1 if a
+    step differs from one device, or its attention stays as it is.
+    """
+    _prepare()
+    for seed in options.seeds:
+        form, mood, mesh = (
+            drawn_attention.drawn(seed),
+            MOODS[seed % len(MOODS)],
+            options.meshes[seed % len(options.meshes)],
+        )
+        case = f"seed {seed}: {form}; {mood} mesh {mesh}"
+        yield tried(case, drawn_attention.try_attention, form, seed, mood, mesh)
+
+
 def rewrites(options: Options) -> Iterator[Tried]:
     """Take training steps under every rewrite, in plans drawn at random, and compare two steps with one device.
 
@@ -323,6 +341,7 @@ QUESTIONS: Final = {
         fused,
         (option("--seeds", range(40), "steps"), _MESHES, option("--staged", False, "in stages too")),
     ),
+    "attentions": _question(attentions, (option("--seeds", range(40), "steps"), _MESHES)),
     "rewrites": _question(
         rewrites,
         (

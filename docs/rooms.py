@@ -35,7 +35,7 @@ ROOMS: Final[dict[str, tuple[str, ...]]] = {
         "precision",
         "autotune",
     ),
-    "passes": ("frontend", "precision", "sharding", "layout", "pipeline", "analysis", "planner"),
+    "passes": ("frontend", "precision", "sharding", "layout", "pipeline", "attention", "analysis", "planner"),
     "runtime": ("executor", "aot", "profile", "distributed"),
 }
 """The rooms of each folder, in an order in which each imports of its own folder only from rooms before it."""

@@ -75,6 +75,7 @@ IDS: Final[dict[str, tuple[ExitCode, str]]] = {
     "RHI-REPLICA-001": (ExitCode.USAGE, "the micro-batches cannot be divided among so many replicas"),
     "RHI-REPLICA-002": (ExitCode.BAD_INPUT, "what a loop over micro-batches accumulates cannot be joined"),
     "RHI-AMP-001": (ExitCode.USAGE, "a step cannot be rewritten to compute in this type"),
+    "RHI-ATTN-001": (ExitCode.USAGE, "attention cannot be computed in this way"),
     "RHI-OFFLOAD-001": (ExitCode.USAGE, "arguments cannot lie in host memory: how fast devices reach it is not known"),
     "RHI-REMAT-001": (ExitCode.USAGE, "the share of the activation stash to recompute is malformed"),
     "RHI-LOCAL-001": (ExitCode.BAD_INPUT, "the module cannot be localized"),

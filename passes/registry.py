@@ -18,6 +18,7 @@ from rhino.passes.analysis.annotate_work import AnnotateWork
 from rhino.passes.analysis.cones import AnnotateCones
 from rhino.passes.analysis.critical_path import AnnotateCriticalPath
 from rhino.passes.analysis.segments import AnnotateSegments
+from rhino.passes.attention.blockwise import BlockwiseAttention
 from rhino.passes.base import Item, Pass, make_pass, make_passes, option_names, option_texts
 from rhino.passes.frontend.normalize import Normalize
 from rhino.passes.layout.materialize_strides import MaterializeStrides
@@ -48,6 +49,7 @@ PASSES: Final[tuple[type[Pass], ...]] = (
     MixedPrecision,
     AnnotateCandidates,
     AnnotateWork,
+    BlockwiseAttention,
     ChooseLayouts,
     ChooseShardings,
     AnnotateCones,
@@ -107,17 +109,19 @@ def repeats(options: Mapping[str, str]) -> bool:
 PARALLEL: Final = "auto-parallel"
 """The pipeline that ends in a step in stages."""
 
-_CHOICE: Final = (ChooseLayouts, PinShardings, PadDims, OpRules, Rematerialize, MixedPrecision, PartedStatistics)
+_ARITHMETIC: Final = (MixedPrecision, BlockwiseAttention)
+
+_CHOICE: Final = (ChooseLayouts, PinShardings, PadDims, OpRules, Rematerialize, PartedStatistics, *_ARITHMETIC)
 
 
 def _auto_shard(options: Mapping[str, str]) -> tuple[Item, ...]:
-    choose, pin, pad, rules, again, amp, parted = make_passes(_CHOICE, options, "auto-shard")
+    choose, pin, pad, rules, again, parted, *arithmetic = make_passes(_CHOICE, options, "auto-shard")
     if not _is_parted(options) and (unused := [name for name in BATCH if options.get(name)]):
         what = f"'{unused[0]}' is given, and the batch is taken whole"
         raise RhinoError("RHI-PASS-001", what, fix="add --micro-batches, or --batch-statistics=N-parts")
     return (
         Normalize(),  # First: shardings are chosen across calls, and dead or doubled ops would count as work.
-        *((amp,) if "amp" in options else ()),  # Before all that looks at bytes.
+        *_asked(arithmetic, options),  # Before all that looks at bytes.
         rules,  # Before Shardy's own rules, which spare what has one, and before the batch is followed through them.
         *_parted_first(parted, options),  # Before all that looks at sizes.
         pad,  # Before all that looks at sizes.
@@ -136,6 +140,11 @@ def _recomputing(choose: Pass, options: Mapping[str, str]) -> Pass:
     return choose if repeats(options) or "recompute" in options else replace(choose, recompute=True)
 
 
+def _asked(arithmetic: Sequence[Pass], options: Mapping[str, str]) -> tuple[Pass, ...]:
+    """Returns those passes that change how things are computed, types first, of which an option is given."""
+    return tuple(one for one in arithmetic if any(name in options for name in option_names(type(one))))
+
+
 def _is_parted(options: Mapping[str, str]) -> bool:
     """Says whether statistics of parts are asked for that are no micro-batches."""
     return num_statistics_parts(options.get("batch-statistics", "")) > 0
@@ -152,8 +161,8 @@ BEFORE_CHOICE: Final = (
     PadDims,
     OpRules,
     Rematerialize,
-    MixedPrecision,
     PartedStatistics,
+    *_ARITHMETIC,
 )
 
 
@@ -162,10 +171,10 @@ def before_choice(options: Mapping[str, str]) -> tuple[Item, ...]:
 
     It is in micro-batches if `options` has their number.
     """
-    micro, pin, pad, rules, again, amp, parted = make_passes(BEFORE_CHOICE, options, PARALLEL)
+    micro, pin, pad, rules, again, parted, *arithmetic = make_passes(BEFORE_CHOICE, options, PARALLEL)
     return (
         Normalize(),  # First: custom calls may stand in functions that are called.
-        *((amp,) if "amp" in options else ()),  # As for auto-shard; once for all micro-batches.
+        *_asked(arithmetic, options),  # As for auto-shard; once for all micro-batches.
         rules,  # Before the batch is followed through them.
         *_parted_first(parted, options),
         # Again, for the loop that is new.
@@ -202,16 +211,16 @@ _STAGED: Final = (
     PipelineStages,
     SplitStages,
     Rematerialize,
-    MixedPrecision,
     PartedStatistics,
     SplitReplicas,
     ScopeStages,
+    *_ARITHMETIC,
 )
 
 
 def _auto_parallel(options: Mapping[str, str]) -> tuple[Item, ...]:
     refuse_pads(options)
-    micro, join, choose, pin, rules, stages, split, again, amp, parted, apart, scopes = make_passes(
+    micro, join, choose, pin, rules, stages, split, again, parted, apart, scopes, *arithmetic = make_passes(
         _STAGED, options, PARALLEL
     )
     assert isinstance(choose, ChooseShardings)
@@ -233,7 +242,7 @@ def _auto_parallel(options: Mapping[str, str]) -> tuple[Item, ...]:
             raise RhinoError("RHI-STAGE-007", what, fix="give one mesh")
         return (
             Normalize(),  # As below.
-            *((amp,) if "amp" in options else ()),
+            *_asked(arithmetic, options),
             rules,
             *_parted_first(parted, options),
             micro,
@@ -276,7 +285,7 @@ def _auto_parallel(options: Mapping[str, str]) -> tuple[Item, ...]:
     of_scopes = pin.scope_replicas > 0
     begin = (
         Normalize(boundaries=stages.stages > 1),  # First: custom calls may stand in functions that are called.
-        *((amp,) if "amp" in options else ()),  # As for auto-shard.
+        *_asked(arithmetic, options),  # As for auto-shard.
         *((scans,) if stages.stages > 1 and not of_scopes else ()),  # A loop is of the scope that it is in.
         *divide,
         # Before the search, which follows the scopes of the stages on its mesh alone; again normalized, as below.
@@ -323,14 +332,14 @@ def _localize(options: Mapping[str, str]) -> tuple[Item, ...]:
     return make_passes((Localize, PackCollectives), options, "localize")  # Joined are collectives that are written.
 
 
-_DIVIDED: Final = (MicroBatch, OpRules, MixedPrecision, PartedStatistics)
+_DIVIDED: Final = (MicroBatch, OpRules, PartedStatistics, *_ARITHMETIC)
 
 
 def _micro_batch(options: Mapping[str, str]) -> tuple[Item, ...]:
-    micro, rules, amp, parted = make_passes(_DIVIDED, options, "micro-batch")
+    micro, rules, parted, *arithmetic = make_passes(_DIVIDED, options, "micro-batch")
     return (
         Normalize(),  # First: custom calls may stand in functions that are called.
-        *((amp,) if "amp" in options else ()),  # Parameters are converted once for all micro-batches.
+        *_asked(arithmetic, options),  # Parameters are converted once for all micro-batches.
         rules,  # Before the batch is followed through them.
         *_parted_first(parted, options),
         micro,
@@ -338,7 +347,10 @@ def _micro_batch(options: Mapping[str, str]) -> tuple[Item, ...]:
 
 
 _OF_DEVICE: Final = option_texts(ChooseShardings)["budget"][1]
-_AMP: Final = f"{option_texts(MixedPrecision)['amp'][1]}; empty leaves types as they are"
+_OWN_ARITHMETIC: Final = {
+    "amp": ("", f"{option_texts(MixedPrecision)['amp'][1]}; empty leaves types as they are"),
+    "attention": ("", f"{option_texts(BlockwiseAttention)['attention'][1]}; empty leaves attention as it is"),
+}
 _REMAT: Final = "the least share of the activation stash that is recomputed, 0 to 1"
 
 PIPELINES: Final[dict[str, NamedPipeline]] = {
@@ -364,14 +376,14 @@ PIPELINES: Final[dict[str, NamedPipeline]] = {
                 f"{_REMAT}; with stages also one for each, as 0;0.5;1, or auto for what their memory asks for; empty "
                 "recomputes nothing",
             ),
-            "amp": ("", _AMP),
+            **_OWN_ARITHMETIC,
         },
     ),
     "auto-shard": NamedPipeline(
         "Choose a sharding for every tensor, and write it on the module.",
         _CHOICE,
         _auto_shard,
-        {"remat": ("", f"{_REMAT}; empty recomputes nothing"), "amp": ("", _AMP)},
+        {"remat": ("", f"{_REMAT}; empty recomputes nothing"), **_OWN_ARITHMETIC},
     ),
     "localize": NamedPipeline(
         "Rewrite a sharded module into the program that each device runs.", (Localize, PackCollectives), _localize
@@ -380,7 +392,7 @@ PIPELINES: Final[dict[str, NamedPipeline]] = {
         "Take the batch in parts: a loop that accumulates gradients, and then applies them.",
         _DIVIDED,
         _micro_batch,
-        {"amp": ("", _AMP)},
+        _OWN_ARITHMETIC,
     ),
 }
 """Sorted by name."""

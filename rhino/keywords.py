@@ -32,6 +32,7 @@ _KEYWORDS: Final = {
         for one in (
             "amp",
             "aot",
+            "attention",
             "batch",
             "budget",
             "cluster",

@@ -36,6 +36,7 @@ from rhino.keywords import (
 )
 from rhino.loss_scale import LossScale, first_loss_scale, loss_scale_of, with_loss_scale
 from rhino.new_arguments import differences
+from rhino.passes.attention.blockwise import parse_attention
 from rhino.passes.pipeline.rematerialize import BY_STAGE
 from rhino.passes.planner.aot import smaller_budget
 from rhino.passes.planner.request import BY_SCOPES, COMPARE, MEMORY, MOST_COMPILES, refuse_beside_scopes
@@ -316,6 +317,7 @@ def parallelize(
     batch: str | Sequence[str] = (),
     batch_statistics: str = "",
     amp: str = "",
+    attention: str = "",
     offload: bool = False,
     search: Search = "shard",
     jobs: SupportsIndex | None = None,
@@ -367,6 +369,8 @@ def parallelize(
         amp: "bf16" computes in bf16 what is written in f32, with parameters, optimizer states and sums in f32: what is
             computed is then that step. "bf16:sums" sums up gradients of parameters in bf16, too. "f16" computes in f16,
             and scales the loss by `loss_scale`, which calls keep: save it with the state.
+        attention: "blockwise" computes attention in loops over blocks of keys, so that nothing is stored for each query
+            and key. "blockwise:256" has at most so many keys in a block.
         offload: True lets arguments that only their update reads, as moments of optimizers, and what the forward pass
             saves for the backward pass lie in host memory, where
             the budget binds.
@@ -431,6 +435,7 @@ def parallelize(
             ("batch", batch),
             ("batch_statistics", batch_statistics),
             ("amp", amp),
+            ("attention", attention),
             ("offload", offload),
             ("pad", pad),
             ("search", search != SHARD),
@@ -467,6 +472,7 @@ def parallelize(
         batch="; ".join(texts("batch", batch, _NAMES, is_one_enough=True)),
         batch_statistics=batch_statistics,
         amp=amp,
+        attention=attention,
         offload=bool(offload),
         remat=remat_shares(remat, num_stages),
         recomputes=remat == BY_STAGE,
@@ -489,6 +495,8 @@ def parallelize(
         raise RhinoError("RHI-JAX-002", f"search is {plan_options.search!r}", fix=fix)
     if amp:
         check_amp(amp)
+    if attention:
+        parse_attention(attention)
     if plan_options.replicas and (plan_options.schedule or (num_stages or 1) > 1):
         other = "schedule" if plan_options.schedule else "stages"
         what = f"replicas and {other} are given, and a replica is no pipeline"

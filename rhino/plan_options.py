@@ -48,6 +48,7 @@ class PlanOptions:
     batch: str = ""
     batch_statistics: str = ""
     amp: str = ""
+    attention: str = ""
     offload: bool = False
     remat: tuple[float, ...] = ()
     recomputes: bool = False
@@ -117,6 +118,7 @@ class PlanOptions:
             "batch": self.batch,
             "batch-statistics": self.batch_statistics,
             "amp": self.amp,
+            "attention": self.attention,
             "own-shapes": "true",  # of JAX's arrays
             "offload": "true" if self.offload else "",
             "scope-replicas": str(self.scope_replicas or ""),

@@ -62,6 +62,7 @@ _SEARCHED: Final = (
     "batch",
     "batch-statistics",
     "amp",
+    "attention",
     "offload",
 )
 """Options that hold whatever stages, mesh and micro-batches are found."""

@@ -16,6 +16,7 @@ from rhino.ir.diagnostics import RhinoError
 from rhino.ir.program.replicas import parse_replicas
 from rhino.ir.request.constraints import parse_forbid, parse_pad, parse_pin, parse_role, parse_scope
 from rhino.ir.units import parse_size
+from rhino.passes.attention.blockwise import parse_attention
 from rhino.passes.base import Item, Pass, option_names, read_options
 from rhino.passes.layout.pad import refuse_pads
 from rhino.passes.pipeline.part_statistics import num_statistics_parts
@@ -62,6 +63,7 @@ _SHARED: Final = (
     "ranks",
     "remat",
     "amp",
+    "attention",
     "offload",
 )
 """Options of passes that the command line has for all that take them."""
@@ -146,6 +148,8 @@ def parse_command_line(argv: Sequence[str]) -> argparse.Namespace:
         parse_size(options.budget)
     if options.amp is not None:
         check_amp(options.amp)
+    if options.attention is not None:
+        parse_attention(options.attention)
     for name, check in _CHECKS.items():
         for text in getattr(options, name) or ():
             check(text)
@@ -513,6 +517,12 @@ def _add_steps(group: argparse._ArgumentGroup) -> None:
         help="compute in bf16 what is written in f32, with parameters, optimizer states and sums in f32; bf16:sums "
         "sums up gradients of parameters in bf16, too, which halves what devices send; f16 computes in f16, with a "
         "loss scale that the step takes and gives",
+    )
+    add(
+        "--attention",
+        metavar="A",
+        help="blockwise computes attention in loops over blocks of keys, so that nothing is stored for each query and "
+        "key; blockwise:256 has at most so many keys in a block",
     )
     add(
         "--offload",

@@ -44,6 +44,7 @@ _PASS_OPTIONS: Final[tuple[str, ...]] = (
     "no-batch",
     "batch-statistics",
     "amp",
+    "attention",
     "offload",
 )
 

@@ -51,7 +51,18 @@ from rhino.strategies.solver.solver import Solver
 ANNOTATED: Final = "annotated"
 """The form of a program that is compiled as it was, with the shardings on its ops."""
 
-REWRITING: Final = ("num", "remat", "offload", "host-share", "batch", "batch-statistics", "pad", "parts", "amp")
+REWRITING: Final = (
+    "num",
+    "remat",
+    "offload",
+    "host-share",
+    "batch",
+    "batch-statistics",
+    "pad",
+    "parts",
+    "amp",
+    "attention",
+)
 """Options that change the program for which shardings are chosen."""
 
 

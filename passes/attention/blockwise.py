@@ -1,0 +1,195 @@
+"""Compute attention in loops over blocks of keys, so that nothing is stored for each query and key.
+
+Reads     a normalized module.
+Writes    loops (`stablehlo.while`) in the place of each softmax between two products with its gradient, wherever it
+          stands: what they give is the same, but for the order in which it is summed up. What stays as it is has a
+          remark that says why. Then `tidy`. Nothing has numbers for all queries and keys any more, so a second run
+          changes nothing.
+Errors    RHI-READ-005 no entry function, RHI-ATTN-001 another way to compute attention than there is.
+Source    What is rewritten: passes/attention/score_region.py; in how many loops: online_form.py; a loop: key_loop.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import gcd
+from typing import ClassVar, Final
+
+from rhino.ir.diagnostics import Place, RhinoError
+from rhino.ir.mlir.bindings import ir
+from rhino.ir.mlir.locations import place_of
+from rhino.ir.mlir.reader import captured_by, entry_function, maker_of, walk
+from rhino.passes.attention.key_loop import KeyLoop, Sum, converted, with_factor
+from rhino.passes.attention.online_form import Loops
+from rhino.passes.attention.score_region import Refused, Region, Value, regions_of
+from rhino.passes.base import Pass, Remarks, opt
+from rhino.passes.frontend.tidy import tidy
+from rhino.passes.with_rules import renew_rules, with_rules
+
+BLOCKWISE: Final = "blockwise"
+"""What asks for loops over blocks of keys."""
+MOST_KEYS: Final = 512
+"""The most keys of a block: splash attention, JAX's kernel for TPUs, has as many by default."""
+
+
+@dataclass(frozen=True)
+class BlockwiseAttention(Pass):
+    """Compute attention in loops over blocks of keys, with nothing stored for each query and key."""
+
+    name: ClassVar[str] = "rhino-attention"
+    errors: ClassVar[tuple[str, ...]] = ("RHI-READ-005", "RHI-ATTN-001")
+
+    attention: str = opt(
+        BLOCKWISE, f"{BLOCKWISE}, with at most {MOST_KEYS} keys in a block, or as many as {BLOCKWISE}:N says"
+    )
+
+    def run(self, module: ir.Operation, remarks: Remarks) -> None:
+        """Rewrites `module` in place."""
+        most = parse_attention(self.attention, remarks.file)
+        with with_rules(module):
+            self._rewrite(module, most, remarks)
+        tidy(module, entry_function(module, remarks.file))
+        renew_rules(module)
+
+    def _rewrite(self, module: ir.Operation, most: int, remarks: Remarks) -> None:
+        entry = entry_function(module, remarks.file)
+        # All are found before one is rewritten, for with it blocks of loops are gone.
+        for found in [one for block in _blocks(entry.operation) for one in regions_of(block)]:
+            if isinstance(found, Refused):
+                self._remark(found.op, found.reason, remarks)
+            else:
+                self._remark(found.top, _rewritten(found, most), remarks)
+
+    def _remark(self, op: ir.Operation, text: str, remarks: Remarks) -> None:
+        remarks.add(self.name, place_of(op.location, remarks.file), text)
+
+
+def parse_attention(text: str, file: str = "") -> int:
+    """Returns the most keys of a block.
+
+    Raises:
+        RhinoError: RHI-ATTN-001 where the text names no way to compute attention.
+    """
+    name, _, most = text.partition(":")
+    if name != BLOCKWISE or not re.fullmatch("[1-9][0-9]*", most or "1"):
+        what = f"'{text}' is no way to compute attention"
+        raise RhinoError(
+            "RHI-ATTN-001", what, Place(file), fix=f"give {BLOCKWISE}, or {BLOCKWISE}:256 for small blocks"
+        )
+    return int(most) if most else MOST_KEYS
+
+
+def num_blocks(num_queries: int, num_keys: int, most: int) -> int:
+    """Returns in how many blocks both queries and keys are divided: the fewest with at most so many keys each.
+
+    Returns 1 where there is no such number.
+    """
+    common = gcd(num_queries, num_keys)
+    return next((count for count in range(-(-num_keys // most), common + 1) if common % count == 0), 1)
+
+
+def _blocks(op: ir.Operation) -> list[ir.Block]:
+    """Returns the blocks of a function and of the loops in it."""
+    found = [op.regions[0].blocks[0]]
+    for inner in walk(op):
+        if inner.name == "stablehlo.while":
+            found.append(inner.regions[1].blocks[0])
+    return found
+
+
+def _rewritten(region: Region, most: int) -> str:
+    """Rewrites attention, if it can be divided; returns what was done."""
+    sizes = f"{region.num_queries} queries and {region.num_keys} keys"
+    count = num_blocks(region.num_queries, region.num_keys, most)
+    if count < 2:
+        return f"attention of {sizes} stays as it is: they are not in as many blocks, of at most {most} keys"
+    num_loops = _Writer(Loops(region).read(), count).write()
+    _erase(region)
+    loops = "one loop" if num_loops == 1 else f"{num_loops} loops"
+    return f"attention of {sizes} is computed in {count} blocks, by {loops}"
+
+
+@dataclass(eq=False)
+class _Writer:
+    """Writes the loops of a region where what they give is first read; what they read is computed before."""
+
+    loops: Loops
+    blocks: int
+    new: dict[Value, Value] = field(default_factory=dict)
+
+    def write(self) -> int:
+        """Writes the loops; returns how many."""
+        count = 0
+        for number in range(len(self.loops.ends)):
+            loop = KeyLoop(self.loops, number, self.blocks)
+            if not loop.ends:
+                continue
+            count += 1
+            order = self._order()
+            point = min((self._point(op) for op in loop.ends), key=lambda one: order[one])
+            self._bring([value for value, _ in loop.outside()], point)
+            with ir.InsertionPoint(point), self.loops.region.top.location:
+                sums = loop.write()
+            for one in sums:
+                self._hand_out(loop, one)
+        return count
+
+    def _hand_out(self, loop: KeyLoop, one: Sum) -> None:
+        """Puts what a loop has summed up in the place of what the program computed."""
+        (old,) = one.op.results
+        point = self._point(one.op) if one.form.factors else None
+        factors = [replace(factor, row=self.new.get(factor.row, factor.row)) for factor in one.form.factors]
+        if point is not None:
+            self._bring([factor.row for factor in factors], point)
+        made = maker_of(one.carried.result)
+        assert made is not None
+        place = ir.InsertionPoint.after(made) if point is None else ir.InsertionPoint(point)
+        with place, one.op.location:
+            value = loop.whole(one.carried.result, one)
+            for factor in factors:
+                value = with_factor(value, factor)
+            value = converted(value, ir.RankedTensorType(old.type).element_type)
+        self.new[old] = value
+        old.replace_all_uses_with(value)
+        if old in self.loops.row_at:
+            self.loops.row_at[value] = self.loops.row_at[old]
+
+    def _order(self) -> dict[ir.Operation, int]:
+        return {view.operation: place for place, view in enumerate(self.loops.region.block.operations)}
+
+    def _point(self, end: ir.Operation) -> ir.Operation:
+        """Returns the first op of the block outside of the region that reads an end; the end itself without one."""
+        region, order = self.loops.region, self._order()
+        readers = [_ancestor(use.owner.operation, region.block) for use in end.results[0].uses]
+        return min((one for one in readers if one not in region.dims), key=lambda one: order[one], default=end)
+
+    def _bring(self, values: Sequence[Value], point: ir.Operation) -> None:
+        """Moves what computes some values before an op, where it comes after that."""
+        order, found = self._order(), set[ir.Operation]()
+        waiting = list(values)
+        while waiting:
+            made = maker_of(waiting.pop())
+            if made is None or made in found or made.block != point.block or order[made] < order[point]:
+                continue
+            assert made != point, "what a loop reads depends on what it gives"
+            found.add(made)
+            waiting += [*made.operands, *(captured_by(made) if len(made.regions) else ())]
+        for op in sorted(found, key=lambda one: order[one]):
+            op.move_before(point)
+
+
+def _ancestor(op: ir.Operation, block: ir.Block) -> ir.Operation:
+    """Returns the op of a block in which another stands, or that itself."""
+    while op.block != block:
+        assert op.parent is not None
+        op = op.parent
+    return op
+
+
+def _erase(region: Region) -> None:
+    """Erases what nobody reads any more of a region."""
+    for op in reversed([view.operation for view in region.block.operations if view.operation in region.dims]):
+        if not any(list(result.uses) for result in op.results):
+            op.erase()

@@ -1,0 +1,53 @@
+"""Attention in loops over blocks of keys gives what it gave: drawn forms of it (bench/correctness.py attentions).
+
+Most run on StableHLO's interpreter, as one device does; some under a plan drawn at random, on several.
+"""
+
+import numpy as np
+import pytest
+from drawn_attention import MASKS, Form, blockwise, drawn, step_of, try_attention
+from drawn_plans import MOODS
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from snippets import evaluate
+
+from rhino.ir.mlir.reader import entry_function
+
+LONG = pytest.mark.long
+LIMITS = {"f32": 1e-5, "bf16": 5e-2}  # both are rounded in bf16, each in its own order
+
+
+@settings(max_examples=5, deadline=None, derandomize=True)
+@given(
+    st.builds(
+        Form,
+        st.just(4),
+        st.sampled_from([2, 4, 8]),
+        st.just(2),
+        st.just(2),
+        st.sampled_from([1, 2]),
+        st.sampled_from(["f32", "bf16"]),
+        st.sampled_from(["queries", "scores"]),
+        st.sampled_from(MASKS),
+        st.sampled_from(["jax", "log", "by hand"]),
+        st.just(False),
+        st.booleans(),
+        st.just(False),
+    )
+)
+def test_drawn_attention_gives_what_it_gave(form):
+    text = step_of(form)
+    module, _ = blockwise(text, form.most_keys)
+    kinds = entry_function(module.operation).type.inputs
+    random = np.random.default_rng(0)
+    inputs = [random.uniform(-2, 2, kind.shape).astype(np.float32) for kind in kinds]
+    before, after = evaluate(text.decode(), inputs), evaluate(str(module), inputs)
+    for old, new in zip(before, after, strict=True):
+        assert np.abs(new - old).max() <= LIMITS[form.dtype] * np.abs(old).max()
+
+
+@pytest.mark.parametrize("seed", [8, *(pytest.param(seed, marks=LONG) for seed in range(8))])
+def test_it_does_so_under_a_plan_drawn_at_random(seed):
+    mesh = ("2", "4", "8", "2x2")[seed % 4]
+    passes, line = try_attention(drawn(seed), seed, MOODS[seed % len(MOODS)], mesh)
+    assert passes, line
