@@ -23,6 +23,7 @@ from rhino.ir.mlir.locations import place_of
 from rhino.ir.mlir.reader import captured_by, entry_function, maker_of, walk
 from rhino.passes.attention.key_loop import KeyLoop, Sum, converted, with_factor
 from rhino.passes.attention.online_form import Loops
+from rhino.passes.attention.row_sums import simplify_row_sums
 from rhino.passes.attention.score_region import Refused, Region, Value, regions_of
 from rhino.passes.base import Pass, Remarks, opt
 from rhino.passes.frontend.tidy import tidy
@@ -105,6 +106,10 @@ def _rewritten(region: Region, most: int) -> str:
     count = num_blocks(region.num_queries, region.num_keys, most)
     if count < 2:
         return f"attention of {sizes} stays as it is: they are not in as many blocks, of at most {most} keys"
+    if simplify_row_sums(region):
+        _erase(region)
+        region = Region(region.block, region.top)
+        region.read()
     num_loops = _Writer(Loops(region).read(), count).write()
     _erase(region)
     loops = "one loop" if num_loops == 1 else f"{num_loops} loops"

@@ -27,13 +27,12 @@ from rhino.ir.program.identity import is_constant
 from rhino.ir.program.local_rules import shape_of
 from rhino.ir.program.numerics import FUSIBLE, reduction_of
 from rhino.passes.attention.score_dims import At, dims_of, moved
-from rhino.passes.attention.score_region import BROADCAST, DOT, EXPONENTIAL, RESHAPE, Region
+from rhino.passes.attention.score_region import BROADCAST, CONVERT, DOT, EXPONENTIAL, RESHAPE, Region
 
 Value = ir.Value[Any]
 Dims = tuple[int | None, ...]
 
-_CONVERT: Final = "stablehlo.convert"
-_KEEPING: Final = frozenset({BROADCAST, RESHAPE, "stablehlo.transpose", _CONVERT})
+_KEEPING: Final = frozenset({BROADCAST, RESHAPE, "stablehlo.transpose", CONVERT})
 """Ops of one operand that give ones of ones, and commute with factors of rows."""
 
 
@@ -246,7 +245,7 @@ class Loops:
 
     def _selected(self, op: ir.Operation, forms: Sequence[Form]) -> Form | None:
         """Returns the form of a choice between a value and zero, or between two of one form."""
-        kept = [form for form, value in zip(forms, list(op.operands)[1:], strict=True) if not _is_zero(value)]
+        kept = [form for form, value in zip(forms, list(op.operands)[1:], strict=True) if not is_zero(value)]
         if not kept:
             return PLAIN
         return kept[0] if all(form == kept[0] for form in kept) and not kept[0].is_one else None
@@ -277,10 +276,10 @@ def _times(first: Form | None, second: Form | None) -> Form | None:
     return Form((*first.factors, *second.factors), largest, first.is_one and second.is_one)
 
 
-def _is_zero(value: Value) -> bool:
+def is_zero(value: Value) -> bool:
     """Says whether all elements of a value are zero, through conversions."""
     made = maker_of(value)
-    while made is not None and made.name in (BROADCAST, _CONVERT):
+    while made is not None and made.name in (BROADCAST, CONVERT):
         value = made.operands[0]
         made = maker_of(value)
     return is_constant(value, 0)

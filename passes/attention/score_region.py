@@ -26,6 +26,7 @@ Value = ir.Value[Any]
 DOT: Final = "stablehlo.dot_general"
 CONSTANT: Final = "stablehlo.constant"
 BROADCAST: Final = "stablehlo.broadcast_in_dim"
+CONVERT: Final = "stablehlo.convert"
 RESHAPE: Final = "stablehlo.reshape"
 EXPONENTIAL: Final = "stablehlo.exponential"
 _SHIFTING: Final = frozenset(
