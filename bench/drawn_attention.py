@@ -142,7 +142,8 @@ def step_of(form: Form) -> bytes:
 
     params = {name: jax.ShapeDtypeStruct((2, width, size), jnp.float32) for name, size in widths.items()}
     x = jax.ShapeDtypeStruct((BATCH, form.queries, width), jnp.float32)
-    return str(jax.jit(jax.value_and_grad(loss)).lower(params, x, given).as_text()).encode()
+    learned = (0, 2) if form.mask == "bias" else 0
+    return str(jax.jit(jax.value_and_grad(loss, learned)).lower(params, x, given).as_text()).encode()
 
 
 def blockwise(text: bytes, most_keys: int) -> tuple[ir.Module, list[str]]:

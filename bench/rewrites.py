@@ -8,12 +8,14 @@ shardings of arguments are drawn. The ways:
     joined         all collectives that can be joined are; in ways below half of the time
     viewed         dims that are cut into blocks are stored as blocks
     amp            in mixed precision
+    attention      with its attention in loops over blocks of four keys
     remat          half of what is kept for the backward pass is computed in it
     parts          in micro-batches
     statistics     in micro-batches whose statistics are their own, against the same on one device
     all            several of these, drawn
     stages         in 2 to 4 stages
     staged-amp     as well, in mixed precision
+    staged-blocks  as well, with its attention in loops over blocks
     staged-parts   as well, with statistics of each micro-batch
 
 What mixed precision makes of a step is compared in f32, with its one-device program: its bf16 is read as f32 once all
@@ -72,6 +74,8 @@ _SMALL: Final = 1e-3
 _F32: Final = 1e-5
 
 _AMP: Final = "rhino-amp{amp=bf16}"
+_BLOCKS: Final = "blockwise:4"
+_ATTENTION: Final = f"rhino-attention{{attention={_BLOCKS}}}"
 _PARTS: Final = "micro-batch{num=2}"
 _STATISTICS: Final = "micro-batch{num=2 batch-statistics=per-part}"
 _REMAT: Final = "rhino-remat{remat=0.5}"
@@ -82,15 +86,17 @@ _REWRITES: Final[Mapping[str, tuple[str, ...]]] = {
     "joined": (),
     "viewed": (_VIEWS,),
     "amp": (_AMP,),
+    "attention": (_ATTENTION,),
     "remat": (_REMAT,),
     "parts": (_PARTS,),
     "statistics": (_STATISTICS,),
-    "all": (_AMP, _PARTS, _REMAT, _VIEWS),
+    "all": (_AMP, _ATTENTION, _PARTS, _REMAT, _VIEWS),
 }
 """The passes of each way in one program, in the order in which they run."""
 _STAGED: Final[Mapping[str, dict[str, str]]] = {
     "stages": {},
     "staged-amp": {"amp": "bf16"},
+    "staged-blocks": {"attention": _BLOCKS},
     "staged-parts": {"batch-statistics": "per-part"},
     "replicas": {"replicas": "2"},
 }

@@ -21,9 +21,12 @@ from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.locations import place_of
 from rhino.ir.mlir.reader import captured_by, entry_function, maker_of, walk
-from rhino.passes.attention.key_loop import KeyLoop, Sum, converted, with_factor
+from rhino.ir.program.local_rules import shape_of
+from rhino.passes.attention.block_views import Blocks, converted, joined
+from rhino.passes.attention.key_loop import KeyLoop, Sum, with_factor
 from rhino.passes.attention.online_form import Loops
 from rhino.passes.attention.row_sums import simplify_row_sums
+from rhino.passes.attention.score_dims import NO_DIMS
 from rhino.passes.attention.score_region import Refused, Region, Value, regions_of
 from rhino.passes.base import Pass, Remarks, opt
 from rhino.passes.frontend.tidy import tidy
@@ -33,6 +36,8 @@ BLOCKWISE: Final = "blockwise"
 """What asks for loops over blocks of keys."""
 MOST_KEYS: Final = 512
 """The most keys of a block: splash attention, JAX's kernel for TPUs, has as many by default."""
+_SMALLEST: Final = 4
+"""So many times as many blocks as of the size that is asked for may be made of numbers that it does not divide."""
 
 
 @dataclass(frozen=True)
@@ -85,10 +90,11 @@ def parse_attention(text: str, file: str = "") -> int:
 def num_blocks(num_queries: int, num_keys: int, most: int) -> int:
     """Returns in how many blocks both queries and keys are divided: the fewest with at most so many keys each.
 
-    Returns 1 where there is no such number.
+    Returns 1 where there is no such number, or blocks would be far smaller than asked: products of them are slow.
     """
     common = gcd(num_queries, num_keys)
-    return next((count for count in range(-(-num_keys // most), common + 1) if common % count == 0), 1)
+    counts = range(-(-num_keys // most), min(common, _SMALLEST * num_keys // most) + 1)
+    return next((count for count in counts if common % count == 0), 1)
 
 
 def _blocks(op: ir.Operation) -> list[ir.Block]:
@@ -110,7 +116,7 @@ def _rewritten(region: Region, most: int) -> str:
         _erase(region)
         region = Region(region.block, region.top)
         region.read()
-    num_loops = _Writer(Loops(region).read(), count).write()
+    num_loops = _Writer(Loops(region).read(), Blocks(count)).write()
     _erase(region)
     loops = "one loop" if num_loops == 1 else f"{num_loops} loops"
     return f"attention of {sizes} is computed in {count} blocks, by {loops}"
@@ -121,7 +127,7 @@ class _Writer:
     """Writes the loops of a region where what they give is first read; what they read is computed before."""
 
     loops: Loops
-    blocks: int
+    blocks: Blocks
     new: dict[Value, Value] = field(default_factory=dict)
 
     def write(self) -> int:
@@ -138,10 +144,10 @@ class _Writer:
             with ir.InsertionPoint(point), self.loops.region.top.location:
                 sums = loop.write()
             for one in sums:
-                self._hand_out(loop, one)
+                self._hand_out(one)
         return count
 
-    def _hand_out(self, loop: KeyLoop, one: Sum) -> None:
+    def _hand_out(self, one: Sum) -> None:
         """Puts what a loop has summed up in the place of what the program computed."""
         (old,) = one.op.results
         point = self._point(one.op) if one.form.factors else None
@@ -152,7 +158,9 @@ class _Writer:
         assert made is not None
         place = ir.InsertionPoint.after(made) if point is None else ir.InsertionPoint(point)
         with place, one.op.location:
-            value = loop.whole(one.carried.result, one)
+            value = one.carried.result
+            shape = shape_of(old)
+            value = joined(value, one.by) if one.at == NO_DIMS else self.blocks.whole(value, one.at, shape)
             for factor in factors:
                 value = with_factor(value, factor)
             value = converted(value, ir.RankedTensorType(old.type).element_type)

@@ -13,21 +13,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
-from rhino.ir.graph.graph import WHILE
+from rhino.ir.graph.graph import REDUCE, WHILE
 from rhino.ir.mlir.bindings import ir, stablehlo
 from rhino.ir.mlir.reader import captured_by, end_of, maker_of
 from rhino.ir.program.identity import identity_of, make_constant
 from rhino.ir.program.local_rules import shape_of
 from rhino.ir.program.numerics import SOURCES
+from rhino.passes.attention.block_views import Blocks, converted, reshaped, value_of
 from rhino.passes.attention.online_form import Factor, Form, Loops
-from rhino.passes.attention.score_dims import At, OpDims
+from rhino.passes.attention.score_dims import NO_DIMS, At, OpDims
 from rhino.passes.attention.score_region import CONSTANT, DOT, Value
 from rhino.passes.pipeline.parted_ops import Operand, broadcast, for_parts
+from rhino.passes.pipeline.time_loop import corner
 
 ADD: Final = "stablehlo.add"
-NO_DIMS: Final = At()
 _NARROW: Final = (ir.BF16Type, ir.F16Type)
 
 
@@ -49,7 +50,10 @@ class Carried:
 
 @dataclass(eq=False)
 class Sum:
-    """What the loop sums up for an end of the region, by which op, and what is then to be done with it."""
+    """What the loop sums up for an end of the region, by which op, and what is then to be done with it.
+
+    What is given for each query and key is stored, trip by trip.
+    """
 
     op: ir.Operation
     at: At
@@ -64,7 +68,7 @@ class KeyLoop:
 
     loops: Loops
     number: int
-    blocks: int
+    blocks: Blocks
     known: dict[tuple[Value, At], Value] = field(default_factory=dict)
     carried: list[Carried] = field(default_factory=list)
     trips: Carried = field(init=False)
@@ -128,82 +132,13 @@ class KeyLoop:
         given = self.region.dims[op].operands
         return [*given, *[NO_DIMS] * (len(op.operands) - len(given))]
 
-    # Blocks
-
-    def part_shape(self, value: Value, at: At) -> list[int]:
-        """Returns the shape of one block of a value."""
-        shape = list(shape_of(value))
-        for dim in at:
-            if dim is not None:
-                shape[dim] //= self.blocks
-        return shape
-
-    def in_blocks(self, value: Value, at: At) -> Value:
-        """Returns a value that has queries or keys as [blocks, ...]; with both, as [trips, blocks, ...]."""
-        dims = sorted(dim for dim in at if dim is not None)
-        if not dims:
-            return value
-        shape: list[int] = []
-        places: dict[int, int] = {}
-        for dim, size in enumerate(self.part_shape(value, at)):
-            if dim in dims:
-                places[dim] = len(shape)
-                shape.append(self.blocks)
-            shape.append(size)
-        lead = [places[dim] for dim in (at.query, at.key) if dim is not None]
-        order = [*lead, *(dim for dim in range(len(shape)) if dim not in lead)]
-        turned = _transposed(_reshaped(value, shape), order)
-        return self._by_trip(turned) if at.is_score else turned
-
-    def _by_trip(self, value: Value) -> Value:
-        """Returns what is [queries, keys, ...] in blocks as [trips, queries, ...]: for each trip what meets in it."""
-        blocks, rest = self.blocks, list(shape_of(value))[2:]
-        kind = ir.RankedTensorType.get([blocks, blocks], ir.IntegerType.get_signless(32))
-        index = self._round(stablehlo.AddOp(stablehlo.IotaOp(kind, 0).result, stablehlo.IotaOp(kind, 1).result).result)
-        index = _reshaped(index, [blocks, blocks, 1])
-        numbers = stablehlo.GatherDimensionNumbers.get(
-            offset_dims=list(range(2, 2 + len(rest))),
-            collapsed_slice_dims=[1],
-            operand_batching_dims=[0],
-            start_indices_batching_dims=[0],
-            start_index_map=[1],
-            index_vector_dim=2,
-        )
-        sizes = ir.DenseI64ArrayAttr.get([1, 1, *rest])
-        found = stablehlo.GatherOp(value, index, numbers, sizes).result
-        return _transposed(found, [1, 0, *range(2, 2 + len(rest))])
-
-    def whole(self, value: Value, one: Sum) -> Value:
-        """Returns a sum, [blocks, ...], in the shape of the end that it is for."""
-        dim = one.at.query if one.at.query is not None else one.at.key
-        if dim is None:
-            return _joined(value, one.by)
-        order = [*range(1, dim + 1), 0, *range(dim + 1, len(shape_of(value)))]
-        return _reshaped(_transposed(value, order), list(shape_of(one.op.results[0])))
-
-    def _round(self, index: Value) -> Value:
-        """Returns numbers of blocks modulo how many there are."""
-        return _result(stablehlo.RemOp(index, make_constant(index.type, self.blocks)))
-
-    def passed_on(self, value: Value) -> Value:
-        """Returns [blocks, ...] passed on by one: two shifts, of which devices know what to send one another."""
-        rank = len(shape_of(value))
-        kind = ir.RankedTensorType(value.type)
-        zero = make_constant(ir.RankedTensorType.get([], kind.element_type), 0)
-        rest, last = [0] * (rank - 1), self.blocks - 1
-        ahead, home = (
-            stablehlo.PadOp(value, zero, [low, *rest], [-low, *rest], [0] * rank).result for low in (-1, last)
-        )
-        is_boolean = isinstance(kind.element_type, ir.IntegerType) and kind.element_type.width == 1
-        return _result((stablehlo.OrOp if is_boolean else stablehlo.AddOp)(ahead, home))
-
     # The loop
 
     def write(self) -> list[Sum]:
         """Writes the loop at the insertion point; returns what it sums up, with `carried.result`."""
         read = self.outside()
         self.trips = Carried(make_constant(self.index_type, 0))
-        given = {key: Carried(self.in_blocks(*key)) for key in read}
+        given = {key: Carried(self.blocks.in_blocks(*key)) for key in read}
         sums = [self._sum(op) for op in self.ends]
         self.carried = [self.trips, *given.values(), *(one.carried for one in sums)]
         types = [one.start.type for one in self.carried]
@@ -212,7 +147,7 @@ class KeyLoop:
         condition, body = (ir.Block.create_at_start(region, types, places) for region in loop.regions)
         with ir.InsertionPoint(condition):
             less = ir.Attribute.parse("#stablehlo<comparison_direction LT>")
-            test = stablehlo.CompareOp(condition.arguments[0], make_constant(self.index_type, self.blocks), less)
+            test = stablehlo.CompareOp(condition.arguments[0], make_constant(self.index_type, self.blocks.count), less)
             stablehlo.ReturnOp([test.result])
         with ir.InsertionPoint(body):
             for one, argument, result in zip(self.carried, body.arguments, loop.results, strict=True):
@@ -225,12 +160,13 @@ class KeyLoop:
         """Returns what is carried for an end of the region, as yet without a trip."""
         (at,) = self.region.dims[op].results
         result = op.results[0]
-        joins = None if op.name == DOT else maker_of(end_of(op.regions[0].blocks[0]).operands[0])
+        joins = maker_of(end_of(op.regions[0].blocks[0]).operands[0]) if op.name == REDUCE else None
         by = ADD if joins is None else joins.name
         element = ir.RankedTensorType(result.type).element_type
-        if by == ADD and isinstance(element, _NARROW):
+        if by == ADD and not at.is_score and isinstance(element, _NARROW):
             element = ir.F32Type.get()
-        kind = ir.RankedTensorType.get([self.blocks, *self.part_shape(result, at)], element)
+        lead = [self.blocks.count] * (2 if at.is_score else 1)
+        kind = ir.RankedTensorType.get([*lead, *self.blocks.part_shape(result, at)], element)
         identity = identity_of(by, element)
         assert identity is not None, by
         return Sum(op, at, by, self._form(op), Carried(make_constant(kind, identity)))
@@ -250,22 +186,30 @@ class KeyLoop:
                     self.known[result, self.region.at[result]] = self._written(op)
         for (_, at), one in given.items():
             if at.query is None and at.key is not None:
-                one.next = self.passed_on(one.argument)
+                one.next = self.blocks.passed_on(one.argument)
         for end in sums.values():
-            if end.at.key is not None:
-                end.carried.next = self.passed_on(end.carried.next)
+            if end.at.key is not None and not end.at.is_score:
+                end.carried.next = self.blocks.passed_on(end.carried.next)
         self.trips.next = stablehlo.AddOp(self.trips.argument, make_constant(self.index_type, 1)).result
 
     def _row(self, value: Value) -> Value:
         """Returns the row of what is [trips, ...] that is of this trip."""
         _, *shape = shape_of(value)
-        zero = make_constant(self.index_type, 0)
-        row = stablehlo.DynamicSliceOp(value, [self.trips.argument, *[zero] * len(shape)], [1, *shape]).result
-        return _reshaped(row, shape)
+        start = corner(self.trips.argument, len(shape) + 1)
+        row = stablehlo.DynamicSliceOp(value, start, [1, *shape]).result
+        return reshaped(row, shape)
+
+    def _stored(self, value: Value, block: Value) -> Value:
+        """Returns what is [trips, ...] with the row of this trip."""
+        row = reshaped(block, [1, *shape_of(block)])
+        return value_of(stablehlo.DynamicUpdateSliceOp(value, row, corner(self.trips.argument, len(shape_of(value)))))
 
     def _add(self, op: ir.Operation, one: Sum) -> None:
         """Adds what this trip gives to a sum; of the largest numbers of rows, what is subtracted follows."""
         before = one.carried.argument
+        if one.at.is_score:
+            one.carried.next = self._stored(before, self._written(op))
+            return
         block = self._written(op, before.type)
         if one.form.largest is not None:
             before = self._rescaled(before, one.form.largest)
@@ -294,7 +238,7 @@ class KeyLoop:
         """Returns a sum with exponentials of what was subtracted before, for what is subtracted now."""
         shape = list(shape_of(value))
         change = _spread(self.change, shape, [0, *(None if dim is None else dim + 1 for dim in dims)])
-        return _result(stablehlo.MulOp(value, converted(change, ir.RankedTensorType(value.type).element_type)))
+        return value_of(stablehlo.MulOp(value, converted(change, ir.RankedTensorType(value.type).element_type)))
 
     # Ops
 
@@ -302,7 +246,9 @@ class KeyLoop:
         """Writes an op for the blocks of this trip, with a result in the element type of `wide`."""
         result, dims = op.results[0], self.region.dims[op]
         kind = ir.RankedTensorType(result.type)
-        own = ir.RankedTensorType.get([self.blocks, *self.part_shape(result, dims.results[0])], kind.element_type)
+        own = ir.RankedTensorType.get(
+            [self.blocks.count, *self.blocks.part_shape(result, dims.results[0])], kind.element_type
+        )
         if self._is_one(op):
             return make_constant(own, 1)
         if op.name in SOURCES:
@@ -320,8 +266,8 @@ class KeyLoop:
         operands = [
             Operand(self._known(value, at), at != NO_DIMS) for value, at in zip(op.operands, places, strict=True)
         ]
-        shapes = [self.part_shape(op.results[0], dims.results[0])]
-        made = for_parts(op, operands, shapes, self.blocks)
+        shapes = [self.blocks.part_shape(op.results[0], dims.results[0])]
+        made = for_parts(op, operands, shapes, self.blocks.count)
         assert made is not None, op.name
         return made[0]
 
@@ -332,17 +278,19 @@ class KeyLoop:
         """Returns the blocks of a constant or an iota."""
         if op.name == CONSTANT:
             splat = ir.DenseElementsAttr(op.attributes["value"]).get_splat_value()
-            return _result(stablehlo.ConstantOp(ir.DenseElementsAttr.get_splat(kind, splat)))
+            return value_of(stablehlo.ConstantOp(ir.DenseElementsAttr.get_splat(kind, splat)))
         at, dim = self.region.at[op.results[0]], ir.IntegerAttr(op.attributes["iota_dimension"]).value
-        inside = _result(stablehlo.IotaOp(kind, dim + 1))
+        inside = value_of(stablehlo.IotaOp(kind, dim + 1))
         if dim not in at:
             return inside
-        row = ir.RankedTensorType.get([self.blocks], self.index_type.element_type)
+        row = ir.RankedTensorType.get([self.blocks.count], self.index_type.element_type)
         block = stablehlo.IotaOp(row, 0).result
         if dim == at.key:
-            block = self._round(stablehlo.AddOp(block, broadcast(self.trips.argument, [self.blocks], [])).result)
+            block = self.blocks.modulo(
+                stablehlo.AddOp(block, broadcast(self.trips.argument, [self.blocks.count], [])).result
+            )
         first = stablehlo.MulOp(block, make_constant(row, kind.shape[dim + 1])).result
-        return _result(stablehlo.AddOp(inside, broadcast(converted(first, kind.element_type), list(kind.shape), [0])))
+        return value_of(stablehlo.AddOp(inside, broadcast(converted(first, kind.element_type), list(kind.shape), [0])))
 
     def _rounds(self, loop: ir.Operation) -> None:
         """Writes a loop in which each element is computed by itself, for the blocks of this trip."""
@@ -390,55 +338,18 @@ def with_factor(value: Value, factor: Factor) -> Value:
     """Returns a value with a factor of its rows."""
     kind = ir.RankedTensorType(value.type)
     row = _spread(converted(factor.row, kind.element_type), list(kind.shape), factor.dims)
-    return _result((stablehlo.DivOp if factor.divides else stablehlo.MulOp)(value, row))
+    return value_of((stablehlo.DivOp if factor.divides else stablehlo.MulOp)(value, row))
 
 
 def _spread(row: Value, shape: list[int], dims: Sequence[int | None]) -> Value:
     """Returns a row repeated to a shape, its dims at `dims`; those of one element are at None."""
     kept = [dim for dim in dims if dim is not None]
     sizes = [size for size, dim in zip(shape_of(row), dims, strict=True) if dim is not None]
-    return broadcast(_reshaped(row, sizes), shape, kept)
-
-
-def _joined(value: Value, by: str) -> Value:
-    """Returns the rows of a tensor joined by an op."""
-    kind = ir.RankedTensorType(value.type)
-    scalar = ir.RankedTensorType.get([], kind.element_type)
-    identity = identity_of(by, kind.element_type)
-    assert identity is not None, by
-    row = ir.RankedTensorType.get(list(kind.shape)[1:], kind.element_type)
-    made = stablehlo.ReduceOp([row], [value], [make_constant(scalar, identity)], [0])
-    block = ir.Block.create_at_start(made.regions[0], [scalar, scalar], [made.location] * 2)
-    with ir.InsertionPoint(block):
-        stablehlo.ReturnOp([ir.Operation.create(by, [scalar], list(block.arguments)).results[0]])
-    result: Value = made.results[0]
-    return result
+    return broadcast(reshaped(row, sizes), shape, kept)
 
 
 def _where_none(value: Value, none: Value, other: Value) -> Value:
     """Returns `none` where a value is minus infinity, as the largest number of a row is before any, else `other`."""
     least = make_constant(value.type, float("-inf"))
     equal = ir.Attribute.parse("#stablehlo<comparison_direction EQ>")
-    return _result(stablehlo.SelectOp(stablehlo.CompareOp(value, least, equal).result, none, other))
-
-
-def converted(value: Value, element: ir.Type) -> Value:
-    """Returns a tensor with elements of a type, itself where it has them."""
-    kind = ir.RankedTensorType(value.type)
-    wanted = ir.RankedTensorType.get(kind.shape, element)
-    return value if wanted == kind else stablehlo.ConvertOp(wanted, value).result
-
-
-def _reshaped(value: Value, shape: Sequence[int]) -> Value:
-    kind = ir.RankedTensorType(value.type)
-    wanted = ir.RankedTensorType.get(list(shape), kind.element_type)
-    return value if wanted == kind else stablehlo.ReshapeOp(wanted, value).result
-
-
-def _transposed(value: Value, order: Sequence[int]) -> Value:
-    return value if list(order) == sorted(order) else stablehlo.TransposeOp(value, list(order)).result
-
-
-def _result(op: Any) -> Value:  # noqa: ANN401 - the bindings do not say what an op class gives
-    value: Value = op.result
-    return value
+    return value_of(stablehlo.SelectOp(stablehlo.CompareOp(value, least, equal).result, none, other))

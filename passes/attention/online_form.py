@@ -94,6 +94,7 @@ class Loops:
     def read(self) -> Loops:
         """Finds the loops."""
         region = self.region
+        region.set_ends()
         found: dict[ir.Operation, int] = {}
         for view in region.block.operations:
             op = view.operation
@@ -153,7 +154,8 @@ class Loops:
             self.levels.update((value, level) for value in op.results)
         if self.region.top in self.region.ends and self.region.top.results[0] in self.available:
             form = self._form(op, level)
-            if form is not None:
+            is_given = op in self.region.ends and self.region.ends[op].results[0].is_score
+            if form is not None and (form.is_plain or not is_given):
                 self.forms[op.results[0]] = form
 
     def _form(self, op: ir.Operation, level: int) -> Form | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from rhino.ir.graph.rules import RULE, Mapping, Rule, parse_rule
 from rhino.ir.mlir.bindings import ir
@@ -19,6 +19,9 @@ class At(NamedTuple):
     def is_score(self) -> bool:
         """Whether the tensor has a value for each query and key."""
         return self.query is not None and self.key is not None
+
+
+NO_DIMS: Final = At()
 
 
 class OpDims(NamedTuple):

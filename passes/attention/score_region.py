@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any, Final
 
 from rhino.ir.graph.graph import REDUCE, WHILE
@@ -50,8 +51,9 @@ class Region:
 
     `top` takes the largest number of each row, `num_queries` and `num_keys` are how many there are. `at` has the dims
     of each value inside, and `ops` what computes them, in the order of the block; loops among them, which compute
-    random bits, have values of their own in `at`. `stored` are values of the kind that come from elsewhere. `ends` are
-    the ops that sum over queries, keys or both. What stands around the block, and is cheap, is computed inside too.
+    random bits, have values of their own in `at`. `stored` are values of the kind that come from elsewhere, and `given`
+    those that go there: they have fewer numbers than the scores, as the gradient of a bias. `ends` are the ops that sum
+    over queries, keys or both. What stands around the block, and is cheap, is computed inside too.
     """
 
     block: ir.Block
@@ -61,8 +63,10 @@ class Region:
     at: dict[Value, At] = field(default_factory=dict)
     ops: dict[ir.Operation, None] = field(default_factory=dict)
     stored: dict[Value, At] = field(default_factory=dict)
+    given: dict[Value, At] = field(default_factory=dict)
     ends: dict[ir.Operation, OpDims] = field(default_factory=dict)
     dims: dict[ir.Operation, OpDims] = field(default_factory=dict)
+    product: ir.Operation = field(init=False)
     around: set[ir.Block] = field(init=False)
     """The block and those that it stands in."""
 
@@ -83,6 +87,7 @@ class Region:
         product, query = _product_of(scores, key, self.block)
         if query is None:
             raise Refused(product, "its largest numbers are taken over what is no product of queries and keys")
+        self.product = product
         self.num_queries, self.num_keys = shape_of(scores)[query], shape_of(scores)[key]
         self._pull(scores, At(query, key))
         waiting, followed = [product.results[0]], set[Value]()
@@ -103,24 +108,49 @@ class Region:
             if op in self.dims:
                 yield from () if op in self.ends else op.results
                 continue
-            if op.block != self.block:
-                raise Refused(op, "a loop reads them")
-            found = dims_of(op, at=self.at[value], operand=use.operand_number)
-            self._check_reader(op, found)
-            assert found is not None
-            if found.results[0].is_score:
+            found = self._dims_of_reader(op, value, use.operand_number)
+            if found is None:
+                self._give(value, op)
+            elif found.results[0].is_score:
                 self._enter(op, found)
                 yield op.results[0]
             else:
                 self.dims[op] = self.ends[op] = found
                 self._pull_operands(op, found)
 
-    def _check_reader(self, op: ir.Operation, found: OpDims | None) -> None:
+    def _dims_of_reader(self, op: ir.Operation, value: Value, operand: int) -> OpDims | None:
+        """Returns the dims around a reader that is inside, or sums up; None for others."""
         known = op.name in _BLOCKWISE or op.name in (DOT, REDUCE)
+        if op.block != self.block or not known or len(op.results) != 1:
+            return None
+        found = dims_of(op, at=self.at[value], operand=operand)
         is_sum = op.name == DOT or (op.name == REDUCE and reduction_of(op) is not None)
-        if found is None or not known or len(op.results) != 1 or not (found.results[0].is_score or is_sum):
+        return found if found is not None and (found.results[0].is_score or is_sum) else None
+
+    def _give(self, value: Value, op: ir.Operation) -> None:
+        """Notes that a value is read outside, where it takes less than the scores."""
+        if prod(shape_of(value)) >= prod(shape_of(self.product.results[0])):
             name = "what comes after" if op == end_of(self.block) else f"'{op.name}'"
             raise Refused(op, f"{name} reads all of them, so they are stored")
+        self.given[value] = self.at[value]
+
+    def set_ends(self) -> None:
+        """Puts an end of the region between each value that is given and its readers outside."""
+        for value, at in self.given.items():
+            made = maker_of(value)
+            assert made is not None
+            readers = [use for use in value.uses if not self._is_inside(use.owner.operation)]
+            with ir.InsertionPoint.after(made), made.location:
+                end = stablehlo.ConvertOp(value.type, value)
+            for use in readers:
+                use.owner.operands[use.operand_number] = end.result
+            self.dims[end.operation] = self.ends[end.operation] = OpDims((at,), (at,))
+        self.given = {}
+
+    def _is_inside(self, op: ir.Operation) -> bool:
+        while op not in self.dims and op.block != self.block and op.parent is not None:
+            op = op.parent
+        return op in self.dims
 
     def _enter(self, op: ir.Operation, found: OpDims) -> None:
         self.dims[op], self.ops[op] = found, None
