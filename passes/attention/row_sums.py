@@ -28,6 +28,7 @@ from rhino.passes.attention.score_region import BROADCAST, CONSTANT, CONVERT, DO
 from rhino.passes.pipeline.parted_ops import broadcast
 
 _SELECT: Final = "stablehlo.select"
+_TRANSPOSE: Final = "stablehlo.transpose"
 
 
 @dataclass(eq=False)
@@ -129,12 +130,11 @@ def _follows(end: ir.Operation, result: ir.Operation, region: Region) -> bool:
     if missing or left.total() != 1:
         return False
     ((gradient, divides),) = left
-    made = maker_of(gradient)
-    gradients = None if divides or made is None or made.name != DOT else _gradient(made, region)
-    if gradients is None or made is None or gradients[1] != sides.values or not _agree(gradients[2], sides):
+    gradients = None if divides else _gradient(gradient, region)
+    if gradients is None or not _agree(gradients[1], sides):
         return False
     with ir.InsertionPoint(end), end.location:
-        total = _joined(gradients[0], gradients[2], result.results[0], sides, end)
+        total = _joined(*gradients, result.results[0], sides, end)
         key = region.dims[end].operands[0].key
         assert key is not None
         total = _scaled(total, summed, given, key)
@@ -167,8 +167,16 @@ def _weighted(product: ir.Operation, region: Region) -> tuple[Value, _Sides] | N
     return product.operands[mine], _Sides(values, key, batch, in_result, tuple(inner), inner_places)
 
 
-def _gradient(product: ir.Operation, region: Region) -> tuple[Value, Value, _Sides] | None:
-    """Returns what a product gives of the weights' gradients: the result's gradient, the values, and its sides."""
+def _gradient(value: Value, region: Region) -> tuple[Value, _Sides] | None:
+    """Returns the result's gradient of which a product with the values gives those of the weights, and its sides."""
+    product, places = maker_of(value), tuple(range(len(shape_of(value))))
+    while product is not None and product in region.ops and product.name in (CONVERT, _TRANSPOSE):
+        if product.name == _TRANSPOSE:
+            permutation = list(ir.DenseI64ArrayAttr(product.attributes["permutation"]))
+            places = tuple(places[permutation.index(dim)] for dim in range(len(places)))
+        product = maker_of(product.operands[0])
+    if product is None or product not in region.ops or product.name != DOT:
+        return None
     numbers = stablehlo.DotDimensionNumbers(product.attributes["dot_dimension_numbers"])
     around = region.dims[product]
     keyed = [number for number, at in enumerate(around.operands) if at.key is not None and at.query is None]
@@ -177,23 +185,27 @@ def _gradient(product: ir.Operation, region: Region) -> tuple[Value, Value, _Sid
     (mine,) = keyed
     values, other = product.operands[mine], product.operands[1 - mine]
     dims, theirs = _dims(numbers, mine), _dims(numbers, 1 - mine)
-    batch = {dim: place for place, dim in enumerate(dims.batching)}
+    batch = {dim: places[place] for place, dim in enumerate(dims.batching)}
     free = [dim for dim in range(len(shape_of(values))) if dim not in (*dims.batching, *dims.contracting)]
     key = around.operands[mine].key
     if key is None or free != [key]:
         return None
     others = [dim for dim in range(len(shape_of(other))) if dim not in (*theirs.batching, *theirs.contracting)]
     start = len(dims.batching) + (1 if mine == 0 else 0)
-    on_other = dict(enumerate(theirs.batching))
-    on_other |= {start + place: dim for place, dim in enumerate(others)}
-    sides = _Sides(values, key, batch, on_other, tuple(dims.contracting), tuple(theirs.contracting))
-    return other, values, sides
+    on_other = {places[place]: dim for place, dim in enumerate(theirs.batching)}
+    on_other |= {places[start + place]: dim for place, dim in enumerate(others)}
+    return other, _Sides(values, key, batch, on_other, tuple(dims.contracting), tuple(theirs.contracting))
 
 
 def _agree(gradient: _Sides, weighted: _Sides) -> bool:
-    """Says whether two products see the dims of the values alike."""
-    same = gradient.key == weighted.key and gradient.batch == weighted.batch
-    return same and set(gradient.inner) == set(weighted.inner) and set(gradient.other) == set(weighted.other)
+    """Says whether two products see the dims of the same values alike."""
+    is_same = gradient.values == weighted.values and gradient.key == weighted.key
+    return (
+        is_same
+        and gradient.batch == weighted.batch
+        and set(gradient.inner) == set(weighted.inner)
+        and set(gradient.other) == set(weighted.other)
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ Most run on StableHLO's interpreter, as one device does; some under a plan drawn
 
 import numpy as np
 import pytest
-from drawn_attention import MASKS, Form, blockwise, drawn, step_of, try_attention
+from drawn_attention import LIBRARY, MASKS, Form, blockwise, drawn, step_of, try_attention
 from drawn_plans import MOODS
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +17,7 @@ LONG = pytest.mark.long
 LIMITS = {"f32": 1e-5, "bf16": 5e-2}  # both are rounded in bf16, each in its own order
 
 
-@settings(max_examples=5, deadline=None, derandomize=True)
+@settings(max_examples=6, deadline=None, derandomize=True)
 @given(
     st.builds(
         Form,
@@ -29,7 +29,7 @@ LIMITS = {"f32": 1e-5, "bf16": 5e-2}  # both are rounded in bf16, each in its ow
         st.sampled_from(["f32", "bf16"]),
         st.sampled_from(["queries", "scores"]),
         st.sampled_from(MASKS),
-        st.sampled_from(["jax", "log", "by hand"]),
+        st.sampled_from(["jax", "log", "by hand", LIBRARY]),
         st.just(False),
         st.booleans(),
         st.just(False),
