@@ -18,7 +18,7 @@ from math import gcd
 from typing import ClassVar, Final
 
 from rhino.ir.diagnostics import Place, RhinoError
-from rhino.ir.mlir.bindings import ir
+from rhino.ir.mlir.bindings import func, ir
 from rhino.ir.mlir.locations import place_of
 from rhino.ir.mlir.reader import captured_by, entry_function, maker_of, walk
 from rhino.ir.program.local_rules import shape_of
@@ -27,10 +27,11 @@ from rhino.passes.attention.key_loop import KeyLoop, Sum, with_factor
 from rhino.passes.attention.online_form import Loops
 from rhino.passes.attention.row_sums import simplify_row_sums
 from rhino.passes.attention.score_dims import NO_DIMS
-from rhino.passes.attention.score_region import Refused, Region, Value, regions_of
+from rhino.passes.attention.score_region import Refused, Region, Value, ops_of_softmaxes, regions_of
 from rhino.passes.base import Pass, Remarks, opt
+from rhino.passes.frontend.loop_stashes import shrink_stashes
 from rhino.passes.frontend.tidy import tidy
-from rhino.passes.with_rules import renew_rules, with_rules
+from rhino.passes.with_rules import renew_rules, run_on_functions, with_rules
 
 BLOCKWISE: Final = "blockwise"
 """What asks for loops over blocks of keys."""
@@ -55,6 +56,9 @@ class BlockwiseAttention(Pass):
         """Rewrites `module` in place."""
         most = parse_attention(self.attention, remarks.file)
         with with_rules(module):
+            _unstack(entry_function(module, remarks.file))
+        run_on_functions(module, "cse")  # what was copied for one stack is what was for another
+        with with_rules(module):  # again, for what is new
             self._rewrite(module, most, remarks)
         tidy(module, entry_function(module, remarks.file))
         renew_rules(module)
@@ -104,6 +108,17 @@ def _blocks(op: ir.Operation) -> list[ir.Block]:
         if inner.name == "stablehlo.while":
             found.append(inner.regions[1].blocks[0])
     return found
+
+
+def _unstack(entry: func.FuncOp) -> None:
+    """Lets loops compute again what other loops stack for them of softmaxes: weights follow from queries and keys.
+
+    Rounded weights follow from those that are not, and from queries and keys once these are gone.
+    """
+    repeated = True
+    while repeated:
+        ops = {op for block in _blocks(entry.operation) for op in ops_of_softmaxes(block)}
+        repeated = bool(ops) and shrink_stashes(entry, ops)
 
 
 def _rewritten(region: Region, most: int) -> str:

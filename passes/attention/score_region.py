@@ -10,6 +10,7 @@ are summed over. Names play no part.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Final
@@ -52,12 +53,14 @@ class Region:
     `top` takes the largest number of each row, `num_queries` and `num_keys` are how many there are. `at` has the dims
     of each value inside, and `ops` what computes them, in the order of the block; loops among them, which compute
     random bits, have values of their own in `at`. `stored` are values of the kind that come from elsewhere, and `given`
-    those that go there: they have fewer numbers than the scores, as the gradient of a bias. `ends` are the ops that sum
-    over queries, keys or both. What stands around the block, and is cheap, is computed inside too.
+    those that go there: they have fewer numbers than the scores, as the gradient of a bias, or with `gives_all` as many
+    as they like. `ends` are the ops that sum over queries, keys or both. What stands around the block, and is cheap, is
+    computed inside too.
     """
 
     block: ir.Block
     top: ir.Operation
+    gives_all: bool = False
     num_queries: int = 0
     num_keys: int = 0
     at: dict[Value, At] = field(default_factory=dict)
@@ -129,7 +132,7 @@ class Region:
 
     def _give(self, value: Value, op: ir.Operation) -> None:
         """Notes that a value is read outside, where it takes less than the scores."""
-        if prod(shape_of(value)) >= prod(shape_of(self.product.results[0])):
+        if not self.gives_all and prod(shape_of(value)) >= prod(shape_of(self.product.results[0])):
             name = "what comes after" if op == end_of(self.block) else f"'{op.name}'"
             raise Refused(op, f"{name} reads all of them, so they are stored")
         self.given[value] = self.at[value]
@@ -258,6 +261,24 @@ def regions_of(block: ir.Block) -> Iterator[Region | Refused]:
         taken |= region.ends.keys()
         if region.is_softmax and any(end.name == DOT for end in region.ends):
             yield region
+
+
+def ops_of_softmaxes(block: ir.Block) -> set[ir.Operation]:
+    """Returns the ops that softmaxes over products in a block consist of, whoever reads them, and what is as small.
+
+    That is as small as their rows, and computed element by element, as the logarithm of a sum.
+    """
+    found, num_rows = set[ir.Operation](), 0
+    ops = [view.operation for view in block.operations]
+    for op in ops:
+        if op not in found and _is_row_maximum(op):
+            region = Region(block, op, gives_all=True)
+            with suppress(Refused):
+                region.read()
+                if region.is_softmax:
+                    found |= region.dims.keys()
+                    num_rows = max(num_rows, prod(shape_of(op.results[0])))
+    return found | {op for op in ops if op.name in FUSIBLE and prod(shape_of(op.results[0])) <= num_rows}
 
 
 def _is_row_maximum(op: ir.Operation) -> bool:

@@ -59,28 +59,33 @@ class Stack:
         return next((one for one in self.readers if one.loop == loop), None)
 
 
-def shrink_stashes(entry: func.FuncOp) -> None:
-    """Takes the stacks out of loops whose elements the loops that read them can compute from other stacks."""
+def shrink_stashes(entry: func.FuncOp, repeated: Container[ir.Operation] = ()) -> bool:
+    """Takes the stacks out of loops whose elements the loops that read them can compute from other stacks.
+
+    They do so by cheap ops, and by those that are to be `repeated`. Says whether there were any.
+    """
+    found = False
     for loop in reversed([op for op in walk(entry.operation) if op.name == WHILE]):
         # Readers come later in the program, and are made anew.
         if stacks := stacks_of(loop):
-            _shrink(loop, stacks)
+            found |= _shrink(loop, stacks, repeated)
+    return found
 
 
-def _shrink(loop: ir.Operation, stacks: list[Stack]) -> None:
-    """Takes those stacks out of a loop that follow from its others, the last made first."""
+def _shrink(loop: ir.Operation, stacks: list[Stack], repeated: Container[ir.Operation]) -> bool:
+    """Takes those stacks out of a loop that follow from its others, the last made first; says whether any do."""
     kept, dropped = stacks, list[Stack]()
     for stack in reversed(stacks):
         others = [one for one in kept if one is not stack]
-        if _follows(stack, others):
+        if _follows(stack, others, repeated):
             kept = others
             dropped.append(stack)
     if not dropped:
-        return
+        return False
     unread: dict[ir.Operation, list[int]] = {}
     for stack in dropped:
         leaves = _leaves(stack, kept)
-        chain = _chain(stack.element, leaves)
+        chain = _chain(stack.element, leaves, repeated)
         assert chain is not None
         for reader in stack.readers:
             _compute(stack, reader, chain, leaves)
@@ -88,6 +93,7 @@ def _shrink(loop: ir.Operation, stacks: list[Stack]) -> None:
     for other, numbers in unread.items():
         without(other, numbers)
     without_stacks(loop, dropped)
+    return True
 
 
 def without_stacks(loop: ir.Operation, dropped: Sequence[Stack]) -> ir.Operation:
@@ -197,10 +203,10 @@ def _reads_one(op: ir.Operation, stack: ir.BlockArgument[Any]) -> bool:
 # What follows from what
 
 
-def _follows(stack: Stack, others: list[Stack]) -> bool:
+def _follows(stack: Stack, others: list[Stack], repeated: Container[ir.Operation]) -> bool:
     """Says whether whoever reads a stack could compute its elements from those of others, and reads little for it."""
     leaves = _leaves(stack, others)
-    chain = _chain(stack.element, leaves)
+    chain = _chain(stack.element, leaves, repeated)
     if chain is None:
         return False
     read = {operand for op in chain for operand in op.operands if operand in leaves} or {stack.element}
@@ -212,10 +218,10 @@ def _leaves(stack: Stack, others: list[Stack]) -> dict[Value, Stack]:
     return {one.element: one for one in others if all(one.reader(reader.loop) for reader in stack.readers)}
 
 
-def _chain(value: Value, leaves: Container[Value]) -> list[ir.Operation] | None:
+def _chain(value: Value, leaves: Container[Value], repeated: Container[ir.Operation]) -> list[ir.Operation] | None:
     """Returns the ops that compute a value from leaves and constants, each before its readers.
 
-    Returns None where the value depends on an argument that is no leaf, or on an op that is not cheap.
+    Returns None where the value depends on an argument that is no leaf, or on an op that is not to be repeated.
     """
     chain: dict[ir.Operation, None] = {}
     wanted = [value]
@@ -223,7 +229,7 @@ def _chain(value: Value, leaves: Container[Value]) -> list[ir.Operation] | None:
         made = maker_of(wanted[-1])
         if wanted[-1] in leaves or made in chain:
             wanted.pop()
-        elif made is None or not _is_cheap(made):
+        elif made is None or not (_is_cheap(made) or made in repeated):
             return None
         elif missing := [
             operand for operand in made.operands if operand not in leaves and maker_of(operand) not in chain
