@@ -161,13 +161,18 @@ def collective_s(axis: MeshAxis, kind: str, num_bytes: float) -> float:
             return (n - 1) * axis.latency_s + (n - 1) / n * num_bytes / rate
 
 
+HIDDEN: Final = ("all_gather", "reduce_scatter", "all_reduce")
+"""Collectives that a target may hide, in the order of the seconds of a window."""
+
+
 class Window(NamedTuple):
     """What is known of a tensor that others need not wait for while it is on its way.
 
-    For so many seconds something is computed. So many bytes are sent together, of it and others; none if it is alone.
+    For so many seconds something is computed while it is gathered, scattered and reduced. So many bytes are sent
+    together, of it and others; none if it is alone.
     """
 
-    seconds: float
+    seconds: tuple[float, float, float]
     joined_bytes: int
 
 
@@ -183,18 +188,21 @@ def reshard_seconds(
     """Returns the seconds to reshard a tensor from each given spec to each needed one [given, needed].
 
     They are infinite where there is no path. `is_narrow` says that it is moved in elements half as wide. With a window,
-    gathers are hidden by what is computed meanwhile, and collectives that are joined take their part of the time of the
-    first byte.
+    collectives that the target hides are hidden by what is computed meanwhile, those of one path in the least of their
+    windows, and collectives that are joined take their part of the time of the first byte.
     """
     affine, which = _affine(model, tuple(given), tuple(needed), is_narrow)
-    fixed, slope, gather_fixed, gather_slope, joined = affine.T
+    fixed, slope, joined = affine[:, :3].T
+    hidden_fixed, hidden_slope = affine[:, 3:].reshape(-1, 2, len(HIDDEN)).transpose(1, 0, 2)
     seconds: Floats = fixed + slope * kind.num_bytes
     if window is None:
-        seconds = seconds + gather_fixed + gather_slope * kind.num_bytes
+        seconds = seconds + (hidden_fixed + hidden_slope * kind.num_bytes).sum(axis=1)
     else:
         left = _left(window, kind.num_bytes)
-        gathers = gather_fixed * (1 - left * ("all_gather" in model.target.joined)) + gather_slope * kind.num_bytes
-        seconds = seconds - left * joined + np.maximum(0, gathers - window.seconds)
+        is_joined = np.array([one in model.target.joined for one in HIDDEN])
+        sent_s = hidden_fixed * (1 - left * is_joined) + hidden_slope * kind.num_bytes
+        room_s = np.where(sent_s > 0, window.seconds, inf).min(axis=1)
+        seconds = seconds - left * joined + np.maximum(0, sent_s.sum(axis=1) - room_s)
     return seconds[which]
 
 
@@ -213,12 +221,12 @@ def step_seconds(
     for number, step in enumerate(steps):
         if step.kind in model.target.joined:
             seconds[number] -= _left(window, kind.num_bytes) * model.move_s(replace(step, num_bytes=0))
-    if not model.target.hides_gathers(model.device):
-        return tuple(seconds)
-    gathers = [number for number, step in enumerate(steps) if step.kind == "all_gather"]
-    gathers_s = sum(seconds[number] for number in gathers)
-    for number in gathers:
-        seconds[number] *= max(0.0, 1 - window.seconds / gathers_s) if gathers_s else 1.0
+    room_s = dict(zip(HIDDEN, window.seconds, strict=True))
+    hidden = model.target.hidden(model.device)
+    behind = [number for number, step in enumerate(steps) if step.kind in hidden and seconds[number] > 0]
+    behind_s = sum(seconds[number] for number in behind)
+    for number in behind:
+        seconds[number] *= max(0.0, 1 - min(room_s[steps[one].kind] for one in behind) / behind_s)
     return tuple(seconds)
 
 
@@ -231,26 +239,27 @@ A reshard's seconds are affine in the bytes, but for rounding to whole bytes.
 
 @lru_cache(maxsize=4096)
 def _affine(model: CostModel, given: tuple[int, ...], needed: tuple[int, ...], is_narrow: bool) -> tuple[Floats, Ints]:
-    """Returns the seconds of each kind of pair [kinds, 5], as `_pair_s` has them, and the kinds [given, needed].
+    """Returns the seconds of each kind of pair [kinds, 9], as `_pair_s` has them, and the kinds [given, needed].
 
     The kinds are those of pairs of specs that occur.
     """
     known = _pair_s(model, is_narrow)
     pairs, which = pair_classes(given, needed, len(model.axes))
-    return np.array([known(pair) for pair in pairs], dtype=np.float64).reshape(-1, 5), which
+    return np.array([known(pair) for pair in pairs], dtype=np.float64).reshape(-1, 3 + 2 * len(HIDDEN)), which
 
 
-_Seconds = tuple[float, float, float, float, float]
+_Seconds = tuple[float, ...]
 
 
 @lru_cache(maxsize=64)
 def _pair_s(model: CostModel, is_narrow: bool) -> Callable[[Pair], _Seconds]:
     """Returns a function of a pair of specs: the seconds of the path for no bytes, and per byte of the whole tensor.
 
-    The same of gathers that may be hidden follow, which the first two are without; and of those the part for no bytes
-    that is of collectives which may be joined.
+    They are without what may be hidden. What of the former may be joined follows, then the seconds for no bytes of each
+    of HIDDEN that may be hidden, and those per byte.
     """
     sizes, target = model.sizes, model.target
+    hidden = target.hidden(model.device)
 
     def move_s(step: ReshardStep) -> float:
         return model.move_s(step.narrowed() if is_narrow else step)
@@ -261,14 +270,14 @@ def _pair_s(model: CostModel, is_narrow: bool) -> Callable[[Pair], _Seconds]:
 
     @cache
     def of_steps(steps: tuple[PartedStep, ...]) -> _Seconds:
-        gathers = [step for step in steps if step.kind == "all_gather" and target.hides_gathers(model.device)]
-        others = [step for step in steps if step not in gathers]
+        others = [step for step in steps if step.kind not in hidden]
         joined, _ = affine([step for step in others if step.kind in target.joined])
-        return *affine(others), *affine(gathers), joined
+        behind = [affine([step for step in steps if step.kind == kind and kind in hidden]) for kind in HIDDEN]
+        return *affine(others), joined, *(fixed for fixed, _ in behind), *(slope for _, slope in behind)
 
     @cache
     def seconds(pair: Pair) -> _Seconds:
         steps = parted_path(*pair, sizes)
-        return (inf, 0.0, 0.0, 0.0, 0.0) if steps is None else of_steps(steps)
+        return (inf, *[0.0] * (2 + 2 * len(HIDDEN))) if steps is None else of_steps(steps)
 
     return seconds

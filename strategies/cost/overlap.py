@@ -2,11 +2,16 @@
 
 Where gathers are asynchronous, a compiler begins one when the one before it is done, and waits for it at the product
 that reads the weight. So what hides it is what is computed from the first product that reads the weight before to the
-one that reads it. Nothing else is hidden: what products give to each other is moved between them, and reductions are
-waited for, or joined into few at the end of the step.
+one that reads it. What products give to each other is moved between them, and waited for.
 
 What follows from a gradient is read by no product. Where its collectives are not joined with others, a new weight is
 gathered while the backward pass goes on: from when its gradient is there to when the next one is.
+
+Where reductions are asynchronous, those of gradients are in a queue: they go on while the products behind the first
+gradient of a loop's body, or of what lies between loops, are computed, and each has its part of that time, by its
+bytes. What is joined last begins when the last gradient is there, and has what is computed behind it alone; a loop's
+next trip hides it where the compiler pipelines that kind. Weights that are gathered in the same time take their part
+of it, by their bytes.
 
 What is joined pays its part of a bucket's launch, as its bytes are of a full one, or of all that there is to send: the
 members of a full bucket pay one launch, and so do scalars, all together, that all else waits for. What products give
@@ -20,10 +25,11 @@ Read from what libtpu 0.0.51 compiles for v5e-8, and XLA:GPU of jaxlib 0.10.2 fo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
+from math import prod
 from typing import Final
 
 from rhino.ir.graph.graph import BARRIER, HANDS_ON, WHILE, YIELD, Graph
@@ -40,15 +46,15 @@ _SLICE: Final = "stablehlo.dynamic_slice"
 class Windows:
     """What is computed while weights and gradients are on their way.
 
-    Shapes: `is_weight` [values] is what no product makes, `gradients` [values] the seconds that what no product reads
-    may be on its way, None for anything else. `readers` [ops] are those that a weight may be on its way to an op, None
-    where that is a loop's start or end, and `stored` [values] those that it may be to where it lies for all its
-    readers, as behind one of the `barriers`. `joined_bytes` [values] are sent together with a value, none where it is
-    sent alone.
+    Shapes: `is_weight` [values] is what no product makes, `gradients` [values] the seconds in which what no product
+    reads may be gathered, scattered and reduced, None for anything else. `readers` [ops] are those that a weight may be
+    on its way to an op, None where that is a loop's start or end, and `stored` [values] those that it may be to where
+    it lies for all its readers, as behind one of the `barriers`. `joined_bytes` [values] are sent together with a
+    value, none where it is sent alone.
     """
 
     is_weight: list[bool]
-    gradients: list[float | None]
+    gradients: list[tuple[float, float, float] | None]
     readers: list[float | None]
     stored: list[float]
     barriers: frozenset[int]
@@ -62,7 +68,8 @@ class Windows:
         if not self.is_weight[value]:
             seconds = self.gradients[value]
         else:
-            seconds = self.stored[value] if reader is None or reader in self.barriers else self.readers[reader]
+            gather_s = self.stored[value] if reader is None or reader in self.barriers else self.readers[reader]
+            seconds = None if gather_s is None else (gather_s, 0.0, 0.0)
         return None if seconds is None else Window(seconds, self.joined_bytes[value])
 
 
@@ -73,20 +80,47 @@ def windows(order: Order, model: CostModel, op_s: Sequence[float]) -> Windows | 
     """
     graph = order.graph
     target, packing = model.target, packing_of(model)
-    is_hidden = target.hides_gathers(model.device)
+    hidden = target.hidden(model.device)
     most = packing.bucket_bytes if packing else target.joined_bytes
-    if not is_hidden and not most:
+    if not hidden and not most:
         return None
     sizes = [graph.types[number].num_bytes for number in graph.value_type.tolist()]
     is_joined = [bool(most) and (packing is None or size <= packing.item_bytes) for size in sizes]
-    until = [0.0, *accumulate(op_s)] if is_hidden else [0.0] * (graph.num_ops + 1)
+    until = [0.0, *accumulate(op_s)] if hidden else [0.0] * (graph.num_ops + 1)
     together = min(most, order.read_bytes(is_joined))
     joined_bytes = [together * one for one in is_joined]
     for value, num_bytes in order.scalars.items():
         joined_bytes[value] = min(joined_bytes[value], num_bytes)
-    readers, stored = order.weights(until)
+    sums: list[list[float]] = []
+    for kind, times_result in (("reduce_scatter", prod(model.sizes)), ("all_reduce", 1)):
+        limit, carries_on = target.joined_bytes * times_result, kind in target.carries_on
+        sums.append(order.reductions(until, limit, carries_on=carries_on) if kind in hidden else [0.0] * graph.num_ops)
+    readers, stored = order.weights(until, are_shared=len(hidden) > 1)
     barriers = frozenset([op for op, name in enumerate(order.names) if name == BARRIER])
-    return Windows(order.is_weight, order.gradients(until, is_joined), readers, stored, barriers, joined_bytes)
+    is_packed = is_joined if packing else [False] * graph.num_values
+    gradients = order.gradients(until, is_joined, list(zip(*sums, strict=True)), is_packed)
+    return Windows(order.is_weight, gradients, readers, stored, barriers, joined_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """The ops before `end` and behind another start or end of a loop, which are the `body` of one or not.
+
+    `num_bytes` are those that each of `products` gives which no product reads, and `gathered` those of weights that
+    each product behind the first of these reads, where no product before has read the same value.
+    """
+
+    end: int
+    is_body: bool
+    products: tuple[int, ...]
+    num_bytes: tuple[int, ...]
+    gathered: dict[int, int]
+
+    @property
+    def share(self) -> float:
+        """The part of the time behind the first product that reductions have, and gathers not."""
+        total = sum(self.num_bytes)
+        return total / (total + sum(self.gathered.values()))
 
 
 class Order:
@@ -119,8 +153,66 @@ class Order:
             if self._is_read[value] and is_counted[value]
         )
 
-    def weights(self, until: Sequence[float]) -> tuple[list[float | None], list[float]]:
+    @cached_property
+    def stretches(self) -> list[_Stretch]:
+        """The stretches of ops between starts and ends of loops in which gradients are made."""
+        ends = [op for op, name in enumerate(self.names) if name == WHILE or op in self.loop_of_end]
+        found = []
+        for before, end in pairwise([-1, *ends, self.graph.num_ops]):
+            ops = range(before + 1, end)
+            made = {op: self._unread_bytes(op) for op in ops if self.names[op] in _ORDERED}
+            made = {op: num_bytes for op, num_bytes in made.items() if num_bytes}
+            if made:
+                gathered = self._gathered_behind(ops, made)
+                is_body = end in self.loop_of_end and self.loop_of_end[end].op == before
+                found.append(_Stretch(end, is_body, tuple(made), tuple(made.values()), gathered))
+        return found
+
+    def _unread_bytes(self, op: int) -> int:
+        """Returns the bytes of an op's results that no product reads."""
+        return sum(self.graph.type_of(value).num_bytes for value in self.graph.results(op) if not self._is_read[value])
+
+    def _gathered_behind(self, ops: range, gradients: Mapping[int, int]) -> dict[int, int]:
+        """Returns the bytes of weights that those of `ops` behind the first of `gradients` read, and are gathered for.
+
+        A value that an op gives is gathered once, for the first product that reads it. What a gradient is made of are
+        no weights, though the batch is an argument like these.
+        """
+        seen, found = set[int](), dict[int, int]()
+        for op in ops:
+            values = [v for v in self.operands[op] if self.is_weight[v]] if self.names[op] in _ORDERED else ()
+            num_bytes = sum(self.graph.type_of(value).num_bytes for value in values if value not in seen)
+            if op > min(gradients) and op not in gradients and num_bytes:
+                found[op] = num_bytes
+            seen.update(value for value in values if self.graph.value_op[value] >= ops.start)
+        return found
+
+    def reductions(self, until: Sequence[float], joined_bytes: int, *, carries_on: bool) -> list[float]:
+        """Returns the seconds in which what each product gives may be reduced that none reads [ops].
+
+        So many bytes are joined; what the body of a loop joins last may be hidden by its next trip if it `carries_on`.
+        """
+        room = [0.0] * self.graph.num_ops
+        for one in self.stretches:
+            num_last, last_bytes = 1, one.num_bytes[-1]
+            while num_last < len(one.products) and last_bytes + one.num_bytes[-num_last - 1] <= joined_bytes:
+                last_bytes += one.num_bytes[-num_last - 1]
+                num_last += 1
+            first_s, last_s = until[one.products[0] + 1], until[one.products[-1] + 1]
+            end_s = until[one.end] if one.end < self.graph.num_ops else last_s
+            if carries_on and one.is_body:
+                num_last, last_bytes, last_s = 0, 0, end_s
+            early = len(one.products) - num_last
+            early_bytes = sum(one.num_bytes) - last_bytes
+            for number, (op, num_bytes) in enumerate(zip(one.products, one.num_bytes, strict=True)):
+                span_s, of = (last_s - first_s, early_bytes) if number < early else (end_s - last_s, last_bytes)
+                room[op] = one.share * span_s * num_bytes / of / self.times[op]
+        return room
+
+    def weights(self, until: Sequence[float], *, are_shared: bool) -> tuple[list[float | None], list[float]]:
         """Returns the seconds in which weights may be on their way: to the first product behind that reads them.
+
+        The time behind the first gradient of a stretch is that of reductions too, if these `are_shared`.
 
         Shapes: to each op [ops], and to where each is stored [values].
         """
@@ -132,6 +224,9 @@ class Order:
                 since = until[op + 1]
             elif name in _ORDERED and any(self.is_weight[value] for value in self.operands[op]):
                 room[op], since = (until[op] - since) / self.times[op], until[op]
+        for stretch in self.stretches if are_shared else ():
+            for op in stretch.gathered:
+                room[op] = (room[op] or 0.0) * (1 - stretch.share)
         first = [graph.num_ops] * graph.num_values  # the first product that reads what follows from a value
         for op in range(graph.num_ops - 1, -1, -1):
             name = self.names[op]
@@ -159,13 +254,25 @@ class Order:
             case _:
                 return [results] * len(operands)
 
-    def gradients(self, until: Sequence[float], is_joined: Sequence[bool]) -> list[float | None]:
-        """Returns the seconds in which what no product reads may be on its way, none where it is joined [values]."""
+    def gradients(
+        self,
+        until: Sequence[float],
+        is_joined: Sequence[bool],
+        sums: Sequence[tuple[float, float]],
+        is_packed: Sequence[bool],
+    ) -> list[tuple[float, float, float] | None]:
+        """Returns the seconds in which what no product reads may be gathered, scattered and reduced [values].
+
+        They are None for what a product reads, and none for a gather that is joined, or what is packed into buckets.
+        `sums` has those for what each product gives to be scattered and reduced [ops].
+        """
         room = [0.0] * self.graph.num_ops if all(is_joined) else self._room_behind(until)
-        found: list[float | None] = [None] * self.graph.num_values
+        found: list[tuple[float, float, float] | None] = [None] * self.graph.num_values
         for value, maker in enumerate(self._makers):
             if not self._is_read[value] and not self.is_weight[value]:
-                found[value] = 0.0 if maker < 0 or is_joined[value] else room[maker]
+                gather_s = 0.0 if maker < 0 or is_joined[value] else room[maker]
+                is_awaited = maker < 0 or is_packed[value]
+                found[value] = (gather_s, *((0.0, 0.0) if is_awaited else sums[maker]))
         return found
 
     @cached_property
@@ -192,12 +299,15 @@ class Order:
     def _is_read(self) -> list[bool]:
         """What a product or a loop reads, however many ops lie between [values]."""
         is_read = [False] * self.graph.num_values
-        for op in range(self.graph.num_ops - 1, -1, -1):
-            results, is_product = self.graph.results(op), self.names[op] in (*_ORDERED, WHILE)
-            carried = self.graph.results(self.loop_of_end[op].op) if self.names[op] == YIELD else ()
-            for position, value in enumerate(self.operands[op]):
-                behind = [carried[position]] if carried else results  # of what a loop carries, what is read behind it
-                is_read[value] |= is_product or any(is_read[one] for one in behind)
+        before: list[bool] = []
+        while before != is_read:  # what a loop carries is read behind it, and in its next trip
+            before = list(is_read)
+            for op in range(self.graph.num_ops - 1, -1, -1):
+                results, is_product = self.graph.results(op), self.names[op] in (*_ORDERED, WHILE)
+                carried = self.graph.results(self.loop_of_end[op].op) if self.names[op] == YIELD else ()
+                for position, value in enumerate(self.operands[op]):
+                    behind = [carried[position]] if carried else results
+                    is_read[value] |= is_product or any(is_read[one] for one in behind)
         return is_read
 
     @cached_property

@@ -26,12 +26,13 @@ class Target:
     """A platform and its compiler.
 
     `f32_products` says in what element type, and in how many passes, products of f32 are computed, by the precision of
-    their operands: "default" (StableHLO's DEFAULT), "high" and "highest". `hides_gathers_on` are beginnings of devices'
-    kinds on which gathers of weights go on while something is computed. Collectives of the kinds in `joined` are sent
-    together with others of their kind, where these need not wait for each other: by the compiler, at most
-    `joined_bytes` at a time, or where `is_packed` before it sees them, small ones alone (strategies/cost/buckets.py).
-    `hoists` says whether what is the same each time round a loop is computed before it, gathers of weights among it.
-    `widens_halves` says whether arithmetic on bf16 and f16 is done, and kept in memory, in f32.
+    their operands: "default" (StableHLO's DEFAULT), "high" and "highest". `hidden_on` are the collectives of weights
+    and gradients that go on while something is computed, by the beginnings of devices' kinds; those in `carries_on` may
+    do so in the next trip of a loop. Collectives of the kinds in `joined` are sent together with others of their kind,
+    where these need not wait for each other: by the compiler, at most `joined_bytes` of results at a time, or where
+    `is_packed` before it sees them, small ones alone (strategies/cost/buckets.py). `hoists` says whether what is the
+    same each time round a loop is computed before it, gathers of weights among it. `widens_halves` says whether
+    arithmetic on bf16 and f16 is done, and kept in memory, in f32.
 
     Of memory: `is_depth_first` says whether ops run depth first from the results (strategies/memory/op_order.py).
     `slack` is the share of temporaries by which programs take more than is alive at a time: for gaps between buffers,
@@ -45,10 +46,11 @@ class Target:
 
     platform: Platform
     f32_products: dict[str, tuple[str, int]] = field(default_factory=dict)
-    hides_gathers_on: tuple[str, ...] = ()
+    hidden_on: dict[str, frozenset[str]] = field(default_factory=dict)
     joined: frozenset[str] = frozenset()
     joined_bytes: int = 0
     is_packed: bool = False
+    carries_on: frozenset[str] = frozenset()
     hoists: bool = False
     widens_halves: bool = False
     is_depth_first: bool = False
@@ -59,9 +61,9 @@ class Target:
     selects: bool = False
     updates_in_layouts: bool = False
 
-    def hides_gathers(self, device: Device) -> bool:
-        """Says whether gathers of weights go on while a device computes."""
-        return device.kind.startswith(self.hides_gathers_on)
+    def hidden(self, device: Device) -> frozenset[str]:
+        """Returns which collectives of weights and gradients go on while a device computes."""
+        return frozenset().union(*(kinds for kind, kinds in self.hidden_on.items() if device.kind.startswith(kind)))
 
     def product(self, dtype: str, precision: str) -> tuple[str, int]:
         """Returns the element type that a matrix unit multiplies, and in how many passes, for operands of `dtype`."""
@@ -93,13 +95,16 @@ TARGETS: Final[dict[Platform, Target]] = {
     ),
     # JAX's documentation of `default_matmul_precision`: TF32 on NVIDIA GPUs that have it (compute capability 8.0 on).
     # Collectives have `-start` and `-done` in what XLA:GPU of jaxlib 0.10.2 compiles; the thresholds of its combiners
-    # are the defaults in xla/service/collective_utils.h, 30 MiB each.
+    # are the defaults in xla/service/collective_utils.h, 30 MiB each. Reductions of gradients go on beside products,
+    # in loops and outside, and a loop's last reduce-scatter in its next trip (FSDP and data parallelism of LLaMA's
+    # layers, scanned and not, on h100x8, 2026-11-27).
     "gpu": Target(
         "gpu",
         f32_products={"default": ("tf32", 1), "high": ("tf32", 1)},
-        hides_gathers_on=("",),
+        hidden_on={"": JOINED},
         joined=JOINED,
         joined_bytes=30 * 2**20,
+        carries_on=frozenset({"reduce_scatter"}),
         slack=0.2,
         fusion="all",
     ),
@@ -111,7 +116,7 @@ TARGETS: Final[dict[Platform, Target]] = {
     "tpu": Target(
         "tpu",
         f32_products={"default": ("bf16", 1), "high": ("bf16", 3), "highest": ("bf16", 6)},
-        hides_gathers_on=("TPU v5e", "TPU v5 lite"),
+        hidden_on={kind: frozenset({"all_gather"}) for kind in ("TPU v5e", "TPU v5 lite")},
         joined=JOINED,
         is_packed=True,
         slack=0.2,

@@ -20,7 +20,7 @@ def least_time_ratio(own: CostModel, common: CostModel) -> float:
 def _ratios(own: CostModel, common: CostModel) -> Iterator[float]:
     """Yields the ratio of each figure that seconds are made of."""
     yield from _device_ratios(own.device, common.device)
-    if own.target.hides_gathers(own.device) != common.target.hides_gathers(common.device):
+    if own.target.hidden(own.device) != common.target.hidden(common.device):
         yield 0.0
     for mine, theirs in zip(own.axes, common.axes, strict=True):
         if mine.size > 1:

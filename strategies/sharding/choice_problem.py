@@ -497,9 +497,10 @@ class Builder(Tables):
         is_op, is_end = self.nodes[target].kind == "op", time == self.graph.num_ops
         is_read = is_op or (not is_end and self.graph.cls(time).name in HANDS_ON)
         window = self.windows.window(value, time if is_read else None) if self.windows else None
-        if window is not None and window.seconds:
-            seconds = inf if window.seconds >= self.longest_s(use) else round(window.seconds, _DIGITS)
-            window = window._replace(seconds=seconds)
+        if window is not None and any(window.seconds):
+            longest_s = self.longest_s(use)
+            gather_s, scatter_s, reduce_s = (inf if s >= longest_s else round(s, _DIGITS) for s in window.seconds)
+            window = window._replace(seconds=(gather_s, scatter_s, reduce_s))
         is_narrow = self.narrow.is_moved(value, time if is_op else None)
         is_fetched = is_op and self.op_costs.is_fetched(value, time)
         return Way(use, window, is_narrow, is_fetched, is_end and self.op_costs.near_bytes > 0)

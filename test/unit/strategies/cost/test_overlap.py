@@ -60,14 +60,28 @@ def found(platform="tpu"):
 
 def window_s(windows_, value, reader):
     one = windows_.window(value, reader)
-    return one and one.seconds
+    return one and one.seconds[0]
 
 
-@pytest.mark.parametrize("platform", ["tpu", "gpu"])
-def test_a_weight_is_gathered_since_the_weight_before_it_was_read(platform):
+@pytest.mark.parametrize(("platform", "share"), [("tpu", 1), ("gpu", 2 / 5)])
+def test_a_weight_is_gathered_since_the_weight_before_it_was_read(platform, share):
     _, windows_ = found(platform)
     reads = [(W1, 0), (W2, 2), (W3, 4), (W3, 6), (W2, 8)]
-    assert [window_s(windows_, value, op) for value, op in reads] == [0, 10 + 1, 20 + 2, 30 + 40, 50 + 60]
+    seconds = [0, 10 + 1, 20 + 2, share * (30 + 40), share * (50 + 60)]  # GPUs reduce three gradients meanwhile
+    assert [window_s(windows_, value, op) for value, op in reads] == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("size", "scattered", "reduced"), [(1024, [0, 0, 0], [0, 0, 0]), (4096, [0, 0, 0], [78, 78, 0])]
+)
+def test_gpus_hide_reductions_of_gradients_but_for_those_that_are_joined_last(size, scattered, reduced):
+    # 4096 x 4096 are 64 MiB: more than 30 MiB are not joined of all-reduces, but 8 x 30 MiB of reduce-scatters
+    graph = program_of(STEP.replace("1024", str(size))).graph
+    windows_ = windows(Order(graph), model_of("gpu"), SECONDS)
+    seconds = [windows_.window(graph.results(op)[0], None).seconds for op in (5, 7, 9)]
+    assert [one[1] for one in seconds] == scattered
+    assert [one[2] for one in seconds] == pytest.approx(reduced)  # 3/5, beside gathers, of half of 50 + 60 + 70 + 80
+    assert [windows(Order(graph), model_of("tpu"), SECONDS).gradients[graph.results(5)[0]][1:]] == [(0, 0)]
 
 
 def test_the_windows_of_a_step_hide_no_more_than_is_computed():
@@ -123,7 +137,7 @@ def test_hosts_join_sums_alone_and_hide_nothing():
     assert set(windows_.joined_bytes) == {3 * WHOLE + 8192 * 1024 * 4}
     gradient = graph.results(5)[0]
     window, kind = windows_.window(gradient, None), graph.type_of(gradient)
-    assert window.seconds == 0
+    assert window.seconds == (0, 0, 0)
 
     def saved(given, needed):
         alone, together = (reshard_seconds(model, kind, [given], [needed], window=one) for one in (None, window))
@@ -174,6 +188,7 @@ def test_a_loss_is_summed_with_the_gradients_and_norms_by_themselves():
 
 S = "tensor<4x1024x1024xf32>"
 PART = "tensor<1x1024x1024xf32>"
+UPDATE = f"({S}, {PART}, tensor<i32>, tensor<i32>, tensor<i32>) -> {S}"
 SLICE = f"({S}, tensor<i32>, tensor<i32>, tensor<i32>) -> {PART}"
 LOOP = f"""func.func @main(%x: {X}, %w1: {S}, %w2: {S}) -> {X} {{
   %z = stablehlo.constant dense<0> : tensor<i32>
@@ -236,6 +251,55 @@ def test_a_weight_stored_for_several_readers_is_gathered_until_the_first_reads_i
         assert window_s(windows_, value, names.index("optimization_barrier")) == 10
     if tanh is not None:  # what a product makes stays so behind a barrier
         assert window_s(windows_, tanh, names.index("optimization_barrier")) is None
+
+
+BACKWARD_LOOP = f"""func.func @main(%x: {X}, %w: {S}) -> ({X}, {S}, {S}) {{
+  %z = stablehlo.constant dense<0> : tensor<i32>
+  %n = stablehlo.constant dense<4> : tensor<i32>
+  %none = stablehlo.constant dense<0.0> : {S}
+  %r:5 = stablehlo.while(%i = %z, %h = %x, %s = %w, %g1 = %none, %g2 = %none)
+      : tensor<i32>, {X}, {S}, {S}, {S}
+   cond {{
+    %c = stablehlo.compare LT, %i, %n : (tensor<i32>, tensor<i32>) -> tensor<i1>
+    stablehlo.return %c : tensor<i1>
+  }} do {{
+    %one = stablehlo.constant dense<1> : tensor<i32>
+    %o = stablehlo.constant dense<0> : tensor<i32>
+    %p = stablehlo.dynamic_slice %s, %i, %o, %o, sizes = [1, 1024, 1024] : {SLICE}
+    %v = stablehlo.reshape %p : ({PART}) -> {W}
+    %d1 = {dot("%h", "%h", (X, X, W), "[0] x [0]")}
+    %a = {dot("%h", "%v", (X, W, X), "[1] x [0]")}
+    %d2 = {dot("%a", "%h", (X, X, W), "[0] x [0]")}
+    %b = {dot("%a", "%v", (X, W, X), "[1] x [1]")}
+    %q1 = stablehlo.reshape %d1 : ({W}) -> {PART}
+    %q2 = stablehlo.reshape %d2 : ({W}) -> {PART}
+    %t1 = stablehlo.dynamic_update_slice %g1, %q1, %i, %o, %o : {UPDATE}
+    %t2 = stablehlo.dynamic_update_slice %g2, %q2, %i, %o, %o : {UPDATE}
+    %j = stablehlo.add %i, %one : tensor<i32>
+    stablehlo.return %j, %b, %s, %t1, %t2 : tensor<i32>, {X}, {S}, {S}, {S}
+  }}
+  return %r#1, %r#3, %r#4 : {X}, {S}, {S}
+}}"""
+
+
+def test_gradients_of_a_loop_are_scattered_in_its_next_trip_too_and_reduced_behind_the_last_that_is_joined():
+    graph = program_of(BACKWARD_LOOP).graph
+    names = [graph.cls(op).name.removeprefix("stablehlo.") for op in range(graph.num_ops)]
+    seconds = [4.0 * {"dot_general": 10, "dynamic_slice": 1}.get(name, 0) for name in names]
+    windows_ = windows(Order(graph), model_of("gpu"), seconds)
+    first, read, second, again = [op for op, name in enumerate(names) if name == "dot_general"]
+    share = 2 / 3  # of three tensors that are sent behind the first gradient one is the weight, read twice
+    for op in (first, second):
+        (value,) = graph.results(op)
+        gather_s, scatter_s, reduce_s = windows_.window(value, None).seconds
+        assert gather_s == 0
+        assert scatter_s == pytest.approx(share * (10 + 10 + 10) / 2)
+        assert reduce_s == pytest.approx(share * 10 / 2)
+    weight = graph.operands(read).tolist()[1]
+    assert window_s(windows_, weight, None) == pytest.approx((1 - share) * (1 + 10))
+    assert window_s(windows_, weight, again) == 10 + 10  # from when the first product that reads it begins
+    (loop,) = [op for op, name in enumerate(names) if name == "while"]
+    assert windows_.window(graph.results(loop)[3], None).seconds == (0, 0, 0)
 
 
 # What compilers made
@@ -317,14 +381,16 @@ def test_reductions_of_gradients_are_joined_on_gpus():
     cluster, model = load_cluster("h100x8"), model_of("gpu")
     kind = program_of(LAYERS, 8).graph.type_of(W1)
     alone = reshard_seconds(model, kind, [PARTIAL], [split(0)])[0, 0]
-    joined = reshard_seconds(model, kind, [PARTIAL], [split(0)], window=Window(0.0, 3 * WHOLE))[0, 0]
+    joined = reshard_seconds(model, kind, [PARTIAL], [split(0)], window=Window((0.0, 0.0, 0.0), 3 * WHOLE))[0, 0]
     compiled_s = compiled_step(JOINED, cluster, TARGETS["gpu"]).exposed_s
     assert 3 * joined == pytest.approx(compiled_s, rel=0.2)
     assert 3 * alone > 1.6 * compiled_s
 
 
 @pytest.mark.parametrize("cluster", ["cpu8", "v5e-8", "v6e-8", "h100x8"])
-@pytest.mark.parametrize("window", [None, Window(0.0, 0), Window(1e-5, 30 << 20), Window(1.0, WHOLE // 2)])
+@pytest.mark.parametrize(
+    "window", [None, Window((0, 0, 0), 0), Window((1e-5, 2e-5, 0), 30 << 20), Window((0, 1e-5, 1), WHOLE // 2)]
+)
 def test_the_steps_of_a_path_take_what_the_path_takes(cluster, window):
     model = model_of(cluster, (2, 4))
     kind = program_of(LAYERS, 8).graph.type_of(W1)
