@@ -41,6 +41,9 @@ _ORDERED: Final = PRODUCTS | {"stablehlo.gather", "stablehlo.scatter", "stablehl
 
 _SLICE: Final = "stablehlo.dynamic_slice"
 
+_DIGITS: Final = 9
+"""Digits of the seconds of windows: those that differ in rounding alone share tables."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Windows:
@@ -70,7 +73,10 @@ class Windows:
         else:
             gather_s = self.stored[value] if reader is None or reader in self.barriers else self.readers[reader]
             seconds = None if gather_s is None else (gather_s, 0.0, 0.0)
-        return None if seconds is None else Window(seconds, self.joined_bytes[value])
+        if seconds is None:
+            return None
+        gather_s, scatter_s, reduce_s = (round(one, _DIGITS) for one in seconds)
+        return Window((gather_s, scatter_s, reduce_s), self.joined_bytes[value])
 
 
 def windows(order: Order, model: CostModel, op_s: Sequence[float]) -> Windows | None:

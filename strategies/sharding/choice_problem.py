@@ -16,7 +16,6 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Final
 
 import numpy as np
 
@@ -34,9 +33,6 @@ from rhino.strategies.memory.resident_rows import Memory, written_in_place
 from rhino.strategies.solver.problem import Problem
 from rhino.strategies.solver.tables import Tables
 from rhino.strategies.structure.axis_roles import Roles
-
-_DIGITS: Final = 9
-"""Digits of the seconds of windows: those that differ in rounding alone share tables."""
 
 
 class ContradictionError(Exception):
@@ -499,7 +495,7 @@ class Builder(Tables):
         window = self.windows.window(value, time if is_read else None) if self.windows else None
         if window is not None and any(window.seconds):
             longest_s = self.longest_s(use)
-            gather_s, scatter_s, reduce_s = (inf if s >= longest_s else round(s, _DIGITS) for s in window.seconds)
+            gather_s, scatter_s, reduce_s = (inf if s >= longest_s else s for s in window.seconds)
             window = window._replace(seconds=(gather_s, scatter_s, reduce_s))
         is_narrow = self.narrow.is_moved(value, time if is_op else None)
         is_fetched = is_op and self.op_costs.is_fetched(value, time)
