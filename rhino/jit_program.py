@@ -94,7 +94,8 @@ def make_program(traced: Traced, plan: Plan, code: bytes, donated: tuple[int, ..
     Raises:
         RhinoError: RHI-RUN-004 where there are too few devices.
     """
-    on_cpu = plan.mesh.devices.flat[0].platform == "cpu"
+    platform = plan.mesh.devices.flat[0].platform
+    on_cpu, is_own = platform == "cpu", platform == plan.facts.machine().device.platform
     arguments, results = plan.facts.arguments, plan.facts.results
     stored = tuple(
         aval.update(shape=one.viewed or one.padded) if one.viewed or one.padded else aval
@@ -114,7 +115,13 @@ def make_program(traced: Traced, plan: Plan, code: bytes, donated: tuple[int, ..
 
     run.__name__ = run.__qualname__ = traced.name
     shardings, given = plan.program_shardings
-    jitted = jax.jit(run, in_shardings=shardings, out_shardings=given, donate_argnums=donated)
+    jitted = jax.jit(
+        run,
+        in_shardings=shardings,
+        out_shardings=given,
+        donate_argnums=donated,
+        compiler_options=plan.compile_options if is_own else None,
+    )
     return JitProgram(key, plan, jitted, shardings, tuple(_watched(traced, donated)) if on_cpu else (), on_cpu)
 
 

@@ -132,6 +132,14 @@ class Plan:
             raise RhinoError("RHI-JAX-009", what, fix="ask plan.meshes, and plan.rank_of() for where arguments are")
         return self.ranks[0].jax_mesh
 
+    @property
+    def compile_options(self) -> dict[str, bool | int | str]:
+        """The options of the compiler that the plan counts on, as the `compiler_options` of `jax.jit`.
+
+        They are for the platform of the plan's cluster. What `rhino.parallelize` gives has them there.
+        """
+        return dict(self.facts.machine().device.compile_options)
+
     @cached_property
     def team(self) -> Team | None:
         """The processes that have the ranks of stages; None where this process has all.

@@ -19,6 +19,7 @@ from rhino.ir.cluster.hardware import (
     PLATFORMS,
     TOPOLOGIES,
     Cluster,
+    CompileOption,
     Device,
     Level,
     Line,
@@ -42,6 +43,7 @@ _MEASURED_FIGURES: Final = ("launch_s", "array_s", "op_s", "vector_per_s", "cost
 _BYTES_FIGURES: Final = ("near_memory_bytes", "workspace_bytes", "host_bytes")
 _HOST_RATE: Final = "host_bytes_per_s"
 _HEADROOM: Final = "headroom_fraction"
+_OPTIONS: Final = "compile_options"
 _ORIGIN: Final = ("date", "machine", "platform", "device_kind", "jaxlib")
 MOST_DEVICES: Final = 1 << 20
 """Devices of a cluster: ten times those of the largest that there are (some 100,000, 2025), and few enough to list."""
@@ -154,6 +156,8 @@ def _equal_devices_lines(cluster: Cluster, path: str = "") -> list[str]:
     lines += [_figure_line(key, getattr(device, key), sources[key]) for key in (*_DEVICE_FIGURES, *_known(device))]
     lines += ["", f"[{path}device.flops_per_s]"]
     lines += [_figure_line(key, value, sources[f"flops_per_s.{key}"]) for key, value in device.flops_per_s]
+    lines += ["", f"[{path}device.{_OPTIONS}]"] if device.compile_options else []
+    lines += [f"{key} = {json.dumps(value)}" for key, value in device.compile_options]
     for one in device.operators:
         lines += ["", f"[[{path}operator]]", f"op = {_string(one.op)}", f"dtype = {_string(one.dtype)}"]
         lines += [f"points = {[list(point) for point in one.points]!r}", f"source = {_string(one.source)}"]
@@ -234,12 +238,17 @@ def _origin(table: Table) -> Origin:
     return Origin(*(table.text(key) for key in _ORIGIN))
 
 
+def _options(table: Table) -> tuple[CompileOption, ...]:
+    """Returns the options of a compiler by name."""
+    return tuple([(key, table.option(key)) for key in sorted(table.data)])
+
+
 def _device(table: Table, operators: tuple[Operator, ...]) -> Device:
     table.keys(
         "kind",
         "flops_per_s",
         *_DEVICE_FIGURES,
-        optional=("platform", _HEADROOM, *_BYTES_FIGURES, _HOST_RATE, *_MEASURED_FIGURES),
+        optional=("platform", _HEADROOM, _OPTIONS, *_BYTES_FIGURES, _HOST_RATE, *_MEASURED_FIGURES),
     )
     platform = next((name for name in PLATFORMS if name == table.data.get("platform", "gpu")), None)
     if platform is None:
@@ -265,6 +274,7 @@ def _device(table: Table, operators: tuple[Operator, ...]) -> Device:
         sources=tuple(sources),
         platform=platform,
         operators=operators,
+        compile_options=_options(table.table(_OPTIONS)) if _OPTIONS in table.data else (),
         near_memory_bytes=_count(table, "near_memory_bytes"),
         workspace_bytes=_count(table, "workspace_bytes"),
         host_bytes=_count(table, "host_bytes"),

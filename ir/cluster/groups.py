@@ -128,6 +128,7 @@ def common_device(devices: Sequence[Device]) -> Device:
         op_s=_most([one.op_s for one in devices]),
         vector_per_s=_least([one.vector_per_s for one in devices]),
         costly_per_s=_least([one.costly_per_s for one in devices]),
+        compile_options=tuple([one for one in first.compile_options if all(one in o.compile_options for o in devices)]),
     )
     own = [one.name for one in fields(found) if isinstance(getattr(found, one.name), int | float)]
     return replace(found, sources=_sources([*own, *(f"flops_per_s.{key}" for key in rates)]))

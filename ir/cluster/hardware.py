@@ -17,6 +17,8 @@ from typing import Final, Literal, get_args
 Platform = Literal["cpu", "gpu", "tpu"]
 PLATFORMS: Final[tuple[Platform, ...]] = get_args(Platform)
 Topology = Literal["ring", "switch", "fully-connected", "host"]
+CompileOption = tuple[str, bool | int | str]
+"""An option of the platform's compiler, and its value."""
 TOPOLOGIES: Final[tuple[Topology, ...]] = get_args(Topology)
 
 _FLOAT_CHAINS: Final[dict[str, tuple[str, ...]]] = {
@@ -123,7 +125,7 @@ class Origin:
 class Device:
     """One device.
 
-    `platform` says whose compiler makes its programs.
+    `platform` says whose compiler makes its programs, and `compile_options` with which options.
 
     Units: `flops_per_s` is the peak of matrix units by element type, one multiply-add counted as two, dense;
     `hbm_bytes` the memory, of which programs may use `usable_hbm_fraction`, and a plan leaves the share
@@ -161,6 +163,7 @@ class Device:
     vector_per_s: float | None = None
     costly_per_s: float | None = None
     operators: tuple[Operator, ...] = ()
+    compile_options: tuple[CompileOption, ...] = ()
 
     def operator(self, op: str, dtype: str) -> Operator | None:
         """Returns the table of an op of any shape on elements of an MLIR type, if there is one."""

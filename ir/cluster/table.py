@@ -60,6 +60,11 @@ class Table:
             self.fail(key, "a whole number of at least 1")
         return value
 
+    def option(self, key: str) -> bool | int | str:
+        """Returns what a compiler takes for an option."""
+        value = self.data[key]
+        return value if isinstance(value, bool | int | str) else self.fail(key, "true, false, a whole number or a text")
+
     def table(self, key: str) -> Table:
         """Returns an inner table."""
         value = self.data[key]

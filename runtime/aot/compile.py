@@ -104,6 +104,7 @@ def _compiled(code: bytes, target: CompileTarget) -> Compiled:
             target.device,
             json.dumps(target.mesh),
             json.dumps(target.by_jit),
+            json.dumps(dict(target.options)),
         ]
         with (
             log.open("wb") as errors,

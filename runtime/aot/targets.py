@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Final
 
-from rhino.ir.cluster.hardware import Cluster, Platform
+from rhino.ir.cluster.hardware import Cluster, CompileOption, Platform
 from rhino.runtime.aot.gpus import cards, target_config
 
 _MODULES: Final[dict[Platform, tuple[str, ...]]] = {"cpu": (), "tpu": ("libtpu",), "gpu": ("jax_cuda12_plugin",)}
@@ -31,13 +31,14 @@ class CompileTarget:
 
     `device` is a topology for TPUs ("v5e:2x4"), the description of one device for GPUs (text of a
     `GpuTargetConfigProto`), and empty for a host. `by_jit` says that JAX's jit will run the program, and not the
-    executor: on a host that orders ops otherwise.
+    executor: on a host that orders ops otherwise. `options` are of the compiler.
     """
 
     platform: Platform
     device: str
     mesh: tuple[int, ...]
     by_jit: bool = False
+    options: tuple[CompileOption, ...] = ()
 
     @property
     def compiler(self) -> str:
@@ -66,11 +67,12 @@ def compile_target(cluster: Cluster, mesh: tuple[int, ...], *, by_jit: bool = Fa
             f"cluster {cluster.name!r} does not say for what its programs are compiled: add compile_for to its file "
             "(docs/cluster.md)"
         )
+    options = cluster.device.compile_options
     if platform == "tpu":
-        return CompileTarget(platform, cluster.compile_for, mesh, by_jit)
+        return CompileTarget(platform, cluster.compile_for, mesh, by_jit, options)
     if cluster.compile_for not in cards():
         return f"cluster {cluster.name!r}: compile_for is {cluster.compile_for!r}, known cards are {', '.join(cards())}"
-    return CompileTarget(platform, target_config(cluster.compile_for), mesh, by_jit)
+    return CompileTarget(platform, target_config(cluster.compile_for), mesh, by_jit, options)
 
 
 def _missing(platform: Platform) -> str:

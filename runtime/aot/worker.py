@@ -39,9 +39,9 @@ _POLL_S: Final = 0.5
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Compiles: platform, device, mesh and whether jit will run it as JSON, the module's and XLA's file and folder."""
+    """Compiles: platform, device; mesh, whether jit will run it and options as JSON; the module's and XLA's files."""
     Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
-    platform, device, mesh, by_jit, source, dump = arguments
+    platform, device, mesh, by_jit, own, source, dump = arguments
     shape = tuple(json.loads(mesh))
     if platform == "cpu":
         request_host_devices(prod(shape), os.environ)
@@ -52,6 +52,7 @@ def main(arguments: Sequence[str]) -> int:
     options: dict[str, Any] = {"xla_dump_to": dump, "xla_dump_hlo_as_text": True}
     if platform != "cpu" or not json.loads(by_jit):
         options |= _OPTIONS[platform]
+    options |= json.loads(own)
     row = tuple(devices.flat)
     compile_options = compiler.get_compile_options(
         num_replicas=1,

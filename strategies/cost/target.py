@@ -27,12 +27,13 @@ class Target:
 
     `f32_products` says in what element type, and in how many passes, products of f32 are computed, by the precision of
     their operands: "default" (StableHLO's DEFAULT), "high" and "highest". `hidden_on` are the collectives of weights
-    and gradients that go on while something is computed, by the beginnings of devices' kinds; those in `carries_on` may
-    do so in the next trip of a loop. Collectives of the kinds in `joined` are sent together with others of their kind,
-    where these need not wait for each other: by the compiler, at most `joined_bytes` of results at a time, or where
-    `is_packed` before it sees them, small ones alone (strategies/cost/buckets.py). `hoists` says whether what is the
-    same each time round a loop is computed before it, gathers of weights among it. `widens_halves` says whether
-    arithmetic on bf16 and f16 is done, and kept in memory, in f32.
+    and gradients that go on while something is computed, by the beginnings of devices' kinds, and `hidden_with` by the
+    options of the compiler that have them do so; those in `carries_on` may do so in the next trip of a loop.
+    Collectives of the kinds in `joined` are sent together with others of their kind, where these need not wait for each
+    other: by the compiler, at most `joined_bytes` of results at a time, or where `is_packed` before it sees them, small
+    ones alone (strategies/cost/buckets.py). `hoists` says whether what is the same each time round a loop is computed
+    before it, gathers of weights among it. `widens_halves` says whether arithmetic on bf16 and f16 is done, and kept in
+    memory, in f32.
 
     Of memory: `is_depth_first` says whether ops run depth first from the results (strategies/memory/op_order.py).
     `slack` is the share of temporaries by which programs take more than is alive at a time: for gaps between buffers,
@@ -47,6 +48,7 @@ class Target:
     platform: Platform
     f32_products: dict[str, tuple[str, int]] = field(default_factory=dict)
     hidden_on: dict[str, frozenset[str]] = field(default_factory=dict)
+    hidden_with: dict[str, str] = field(default_factory=dict)
     joined: frozenset[str] = frozenset()
     joined_bytes: int = 0
     is_packed: bool = False
@@ -63,7 +65,9 @@ class Target:
 
     def hidden(self, device: Device) -> frozenset[str]:
         """Returns which collectives of weights and gradients go on while a device computes."""
-        return frozenset().union(*(kinds for kind, kinds in self.hidden_on.items() if device.kind.startswith(kind)))
+        by_kind = [kinds for kind, kinds in self.hidden_on.items() if device.kind.startswith(kind)]
+        options = [option for option, value in device.compile_options if value is True]
+        return frozenset().union(*by_kind, {self.hidden_with[one] for one in options if one in self.hidden_with})
 
     def product(self, dtype: str, precision: str) -> tuple[str, int]:
         """Returns the element type that a matrix unit multiplies, and in how many passes, for operands of `dtype`."""
@@ -111,12 +115,14 @@ TARGETS: Final[dict[Platform, Target]] = {
     # The same page: one pass of bf16 for the default, three for "high", six for "highest".
     # libtpu 0.0.51 fuses gathers, and nothing else, into what is computed meanwhile (`async_collective_fusion_config`):
     # for v5e, not for v5p and v6e (GPT, and three products in a row, 2026-11-24). JAX calls that chip "TPU v5 lite".
+    # v5p and v6e have SparseCores, on which it runs collectives beside products where options say so.
     # XLA's page on tiled layouts: 8 x 128 elements. What JAX passes to a program lies in the most compact of layouts
     # (`ChooseCompactLayoutForShape`): f32[65536,8] takes 2 MiB, and not 32.
     "tpu": Target(
         "tpu",
         f32_products={"default": ("bf16", 1), "high": ("bf16", 3), "highest": ("bf16", 6)},
         hidden_on={kind: frozenset({"all_gather"}) for kind in ("TPU v5e", "TPU v5 lite")},
+        hidden_with={f"xla_tpu_enable_sparse_core_collective_offload_{kind}": kind for kind in sorted(JOINED)},
         joined=JOINED,
         is_packed=True,
         slack=0.2,

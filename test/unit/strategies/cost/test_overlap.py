@@ -1,5 +1,7 @@
 """What is computed while weights are gathered, against windows worked out by hand and what compilers made."""
 
+from dataclasses import replace
+
 import pytest
 from snippets import program_of
 
@@ -115,7 +117,23 @@ def test_tpus_join_small_collectives_up_to_a_bucket_or_all_small_ones_that_there
     windows_ = windows(Order(graph), model, SECONDS)
     assert packing.item_bytes < WHOLE
     assert [windows_.joined_bytes[value] for value in (0, W1)] == [rows * 1024 * 4, 0]
-    assert [window_s(windows_, W1, op) for op in (0, 1)] == [0.0, 11.0 if cluster == "tpu" else 0.0]
+    assert [window_s(windows_, W1, op) for op in (0, 1)] == [0.0, 11.0]
+
+
+def test_tpus_hide_on_a_sparse_core_what_options_of_their_compiler_say():
+    model = model_of("v6e-8")
+    bare = CostModel(replace(model.device, compile_options=()), model.axes)
+    option = "xla_tpu_enable_sparse_core_collective_offload_reduce_scatter"
+    scatters, not_so = (
+        CostModel(replace(model.device, compile_options=((option, value),)), model.axes) for value in (True, False)
+    )
+    hidden = [sorted(one.target.hidden(one.device)) for one in (model, bare, scatters, not_so)]
+    assert hidden == [["all_gather", "all_reduce", "reduce_scatter"], [], ["reduce_scatter"], []]
+    graph = program_of(STEP).graph
+    gradients = [graph.results(op)[0] for op in (5, 7, 9)]  # one by one: the compiler joins none
+    behind = [windows(Order(graph), one, SECONDS).gradients[gradients[0]] for one in (model, bare, scatters)]
+    share_s = (50 + 60 + 70 + 80) / 2
+    assert behind == [(50 + 60, 3 / 5 * share_s, 3 / 5 * share_s), (0, 0, 0), (50 + 60, 3 / 5 * share_s, 0)]
 
 
 def test_what_is_joined_waits_for_the_other_gradients():
