@@ -51,16 +51,14 @@ class Windows:
 
     Shapes: `is_weight` [values] is what no product makes, `gradients` [values] the seconds in which what no product
     reads may be gathered, scattered and reduced, None for anything else. `readers` [ops] are those that a weight may be
-    on its way to an op, None where that is a loop's start or end, and `stored` [values] those that it may be to where
-    it lies for all its readers, as behind one of the `barriers`. `joined_bytes` [values] are sent together with a
-    value, none where it is sent alone.
+    on its way to an op, None where that hands it on, and `stored` [values] those that it may be to where it lies for
+    all its readers. `joined_bytes` [values] are sent together with a value, none where it is sent alone.
     """
 
     is_weight: list[bool]
     gradients: list[tuple[float, float, float] | None]
     readers: list[float | None]
     stored: list[float]
-    barriers: frozenset[int]
     joined_bytes: list[int]
 
     def window(self, value: int, reader: int | None) -> Window | None:
@@ -71,7 +69,7 @@ class Windows:
         if not self.is_weight[value]:
             seconds = self.gradients[value]
         else:
-            gather_s = self.stored[value] if reader is None or reader in self.barriers else self.readers[reader]
+            gather_s = self.stored[value] if reader is None else self.readers[reader]
             seconds = None if gather_s is None else (gather_s, 0.0, 0.0)
         if seconds is None:
             return None
@@ -102,10 +100,9 @@ def windows(order: Order, model: CostModel, op_s: Sequence[float]) -> Windows | 
         limit, carries_on = target.joined_bytes * times_result, kind in target.carries_on
         sums.append(order.reductions(until, limit, carries_on=carries_on) if kind in hidden else [0.0] * graph.num_ops)
     readers, stored = order.weights(until, are_shared=len(hidden) > 1)
-    barriers = frozenset([op for op, name in enumerate(order.names) if name == BARRIER])
     is_packed = is_joined if packing else [False] * graph.num_values
     gradients = order.gradients(until, is_joined, list(zip(*sums, strict=True)), is_packed)
-    return Windows(order.is_weight, gradients, readers, stored, barriers, joined_bytes)
+    return Windows(order.is_weight, gradients, readers, stored, joined_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,30 +232,16 @@ class Order:
                 room[op] = (room[op] or 0.0) * (1 - stretch.share)
         first = [graph.num_ops] * graph.num_values  # the first product that reads what follows from a value
         for op in range(graph.num_ops - 1, -1, -1):
-            name = self.names[op]
-            behind = [
-                op if name in _ORDERED else min((first[one] for one in ones), default=graph.num_ops)
-                for ones in self._followers(op)
-            ]
-            if name not in (*HANDS_ON, *_ORDERED) and behind and behind[0] < graph.num_ops:
-                room[op] = room[behind[0]]
-            for value, product in zip(self.operands[op], behind, strict=True):
-                first[value] = min(first[value], product)
+            behind = min((first[value] for value in graph.results(op)), default=graph.num_ops)
+            if self.names[op] in HANDS_ON:
+                behind = graph.num_ops  # a weight that goes whole into a loop, or through a barrier, is waited for
+            elif self.names[op] in _ORDERED:
+                behind = op
+            elif behind < graph.num_ops:
+                room[op] = room[behind]
+            for value in self.operands[op]:
+                first[value] = min(first[value], behind)
         return room, [room[product] or 0.0 if product < graph.num_ops else 0.0 for product in first]
-
-    def _followers(self, op: int) -> list[Sequence[int]]:
-        """Returns what follows from each operand of an op [operands].
-
-        A weight that goes whole into a loop is waited for: nothing follows from it.
-        """
-        results, operands = self.graph.results(op), self.operands[op]
-        match self.names[op]:
-            case name if name == BARRIER:
-                return [(value,) for value in results]
-            case name if name in HANDS_ON:
-                return [()] * len(operands)
-            case _:
-                return [results] * len(operands)
 
     def gradients(
         self,
