@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+import hidden
 import jax
 import joined
 import strides
@@ -179,6 +180,7 @@ QUESTIONS: Final = {
         ("embedding",),
         _longer,
     ),
+    "hidden": hidden.QUESTION,
     "joined": joined.QUESTION,
     "strides": strides.QUESTION,
 }
