@@ -95,7 +95,7 @@ class PlanCosts:
             value, reader = path[0].value, path[0].reader
             moves = [one.move.narrowed() if known.is_moved(value, reader) else one.move for one in path]
             window = windows.window(value, reader) if windows else None
-            seconds = step_seconds(model, graph.type_of(value), moves, window)
+            seconds = step_seconds(model, graph.type_of(value), moves, window, path[-1].target)
             found += [(one, one.times * alone_s) for one, alone_s in zip(path, seconds, strict=True)]
         return tuple(found)
 

@@ -37,6 +37,7 @@ from rhino.ir.cluster.cluster import MeshAxis
 from rhino.ir.cluster.hardware import Device, Line
 from rhino.ir.graph.graph import COSTLY, OpClass, TensorType
 from rhino.ir.graph.rules import CallWork
+from rhino.ir.graph.spec import Spec, partial_axes
 from rhino.strategies.cost.reshard import PartedStep, ReshardStep, parted_path
 from rhino.strategies.cost.reshard_classes import Pair, pair_classes
 from rhino.strategies.cost.target import TARGETS, Target
@@ -202,7 +203,8 @@ def reshard_seconds(
         is_joined = np.array([one in model.target.joined for one in HIDDEN])
         sent_s = hidden_fixed * (1 - left * is_joined) + hidden_slope * kind.num_bytes
         room_s = np.where(sent_s > 0, window.seconds, inf).min(axis=1)
-        seconds = seconds - left * joined + np.maximum(0, sent_s.sum(axis=1) - room_s)
+        hidden_s = np.minimum(sent_s.sum(axis=1), room_s) * (1 - model.target.unhidden)
+        seconds = seconds - left * joined + sent_s.sum(axis=1) - hidden_s
     return seconds[which]
 
 
@@ -212,9 +214,9 @@ def _left(window: Window, num_bytes: int) -> float:
 
 
 def step_seconds(
-    model: CostModel, kind: TensorType, steps: Sequence[ReshardStep], window: Window | None
+    model: CostModel, kind: TensorType, steps: Sequence[ReshardStep], window: Window | None, needed: Spec
 ) -> tuple[float, ...]:
-    """Returns what `reshard_seconds` counts for each step of a tensor's path."""
+    """Returns what `reshard_seconds` counts for each step of a tensor's path to spec `needed`."""
     seconds = [model.move_s(step) for step in steps]
     if window is None:
         return tuple(seconds)
@@ -222,11 +224,12 @@ def step_seconds(
         if step.kind in model.target.joined:
             seconds[number] -= _left(window, kind.num_bytes) * model.move_s(replace(step, num_bytes=0))
     room_s = dict(zip(HIDDEN, window.seconds, strict=True))
-    hidden = model.target.hidden(model.device)
-    behind = [number for number, step in enumerate(steps) if step.kind in hidden and seconds[number] > 0]
+    is_hidden = model.target.are_hidden(model.device, [step.kind for step in steps], is_sum=bool(partial_axes(needed)))
+    behind = [number for number, second in enumerate(seconds) if is_hidden[number] and second > 0]
     behind_s = sum(seconds[number] for number in behind)
     for number in behind:
-        seconds[number] *= max(0.0, 1 - min(room_s[steps[one].kind] for one in behind) / behind_s)
+        hidden_s = min(behind_s, *(room_s[steps[one].kind] for one in behind)) * (1 - model.target.unhidden)
+        seconds[number] *= 1 - hidden_s / behind_s
     return tuple(seconds)
 
 
@@ -259,7 +262,6 @@ def _pair_s(model: CostModel, is_narrow: bool) -> Callable[[Pair], _Seconds]:
     of HIDDEN that may be hidden, and those per byte.
     """
     sizes, target = model.sizes, model.target
-    hidden = target.hidden(model.device)
 
     def move_s(step: ReshardStep) -> float:
         return model.move_s(step.narrowed() if is_narrow else step)
@@ -269,15 +271,19 @@ def _pair_s(model: CostModel, is_narrow: bool) -> Callable[[Pair], _Seconds]:
         return fixed, (probe - fixed) / _PROBE
 
     @cache
-    def of_steps(steps: tuple[PartedStep, ...]) -> _Seconds:
-        others = [step for step in steps if step.kind not in hidden]
+    def of_steps(steps: tuple[PartedStep, ...], is_sum: bool) -> _Seconds:
+        is_hidden = target.are_hidden(model.device, [step.kind for step in steps], is_sum=is_sum)
+        others = [step for step, hidden in zip(steps, is_hidden, strict=True) if not hidden]
         joined, _ = affine([step for step in others if step.kind in target.joined])
-        behind = [affine([step for step in steps if step.kind == kind and kind in hidden]) for kind in HIDDEN]
+        behind = [
+            affine([step for step, hidden in zip(steps, is_hidden, strict=True) if hidden and step.kind == kind])
+            for kind in HIDDEN
+        ]
         return *affine(others), joined, *(fixed for fixed, _ in behind), *(slope for _, slope in behind)
 
     @cache
     def seconds(pair: Pair) -> _Seconds:
         steps = parted_path(*pair, sizes)
-        return (inf, *[0.0] * (2 + 2 * len(HIDDEN))) if steps is None else of_steps(steps)
+        return (inf, *[0.0] * (2 + 2 * len(HIDDEN))) if steps is None else of_steps(steps, bool(partial_axes(pair[2])))
 
     return seconds

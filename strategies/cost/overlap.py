@@ -253,15 +253,16 @@ class Order:
         """Returns the seconds in which what no product reads may be gathered, scattered and reduced [values].
 
         They are None for what a product reads, and none for a gather that is joined, or what is packed into buckets.
-        `sums` has those for what each product gives to be scattered and reduced [ops].
+        `sums` has those for what each product gives to be scattered and reduced [ops], which hides nothing that is
+        summed later: or one product's time would hide as many sums as ops follow from it.
         """
         room = [0.0] * self.graph.num_ops if all(is_joined) else self._room_behind(until)
         found: list[tuple[float, float, float] | None] = [None] * self.graph.num_values
         for value, maker in enumerate(self._makers):
             if not self._is_read[value] and not self.is_weight[value]:
                 gather_s = 0.0 if maker < 0 or is_joined[value] else room[maker]
-                is_awaited = maker < 0 or is_packed[value]
-                found[value] = (gather_s, *((0.0, 0.0) if is_awaited else sums[maker]))
+                is_given = maker >= 0 and self.graph.value_op[value] == maker and not is_packed[value]
+                found[value] = (gather_s, *(sums[maker] if is_given else (0.0, 0.0)))
         return found
 
     @cached_property

@@ -6,7 +6,7 @@ import pytest
 from snippets import program_of
 
 from rhino.ir.cluster.cluster import load_cluster, mesh_axes
-from rhino.ir.graph.spec import PARTIAL, REPLICATED, all_specs, split
+from rhino.ir.graph.spec import PARTIAL, REPLICATED, all_specs, pack, split
 from rhino.strategies.cost.buckets import packing_of
 from rhino.strategies.cost.compiled_step import compiled_step
 from rhino.strategies.cost.cost_model import CostModel, Window, collective_s, reshard_seconds, step_seconds
@@ -118,6 +118,20 @@ def test_tpus_join_small_collectives_up_to_a_bucket_or_all_small_ones_that_there
     assert packing.item_bytes < WHOLE
     assert [windows_.joined_bytes[value] for value in (0, W1)] == [rows * 1024 * 4, 0]
     assert [window_s(windows_, W1, op) for op in (0, 1)] == [0.0, 11.0]
+
+
+def test_of_a_scatter_along_two_axes_gpus_hide_the_last_step():
+    model = model_of("gpu", (2, 4))
+    kind = program_of(LAYERS, 8).graph.type_of(W1)
+    given, needed = pack((PARTIAL, PARTIAL)), pack((split(0), split(1)))
+    steps = moves(kind.num_bytes, 2, given, needed, model.sizes)
+    assert [step.kind for step in steps] == ["reduce_scatter", "reduce_scatter"]
+    window = Window((0.0, 1.0, 0.0), 0)
+    left_s = model.target.unhidden * model.move_s(steps[1])
+    assert step_seconds(model, kind, steps, window, needed) == pytest.approx((model.move_s(steps[0]), left_s))
+    halfway = pack((split(0), PARTIAL))
+    (step,) = moves(kind.num_bytes, 2, given, halfway, model.sizes)
+    assert step_seconds(model, kind, [step], window, halfway) == (model.move_s(step),)
 
 
 def test_tpus_hide_on_a_sparse_core_what_options_of_their_compiler_say():
@@ -371,7 +385,7 @@ def test_what_is_left_of_gathers_is_what_a_tpu_waits_for():
     windows_ = windows(Order(graph), model, [product_s, 0, product_s, 0, product_s])
     (gather,) = moves(1024 * 1024 * 4, 2, split(0), REPLICATED, (8,))
     left = [
-        step_seconds(model, graph.type_of(value), [gather.narrowed()], windows_.window(value, op))[0]
+        step_seconds(model, graph.type_of(value), [gather.narrowed()], windows_.window(value, op), REPLICATED)[0]
         for value, op in ((W1, 0), (W2, 2), (W3, 4))
     ]
     whole_s = model.move_s(gather.narrowed())
@@ -419,4 +433,6 @@ def test_the_steps_of_a_path_take_what_the_path_takes(cluster, window):
             steps = moves(kind.num_bytes, 2, given, needed, model.sizes)
             if steps is None:
                 continue
-            assert sum(step_seconds(model, kind, steps, window)) == pytest.approx(seconds[row, column], rel=1e-9)
+            assert sum(step_seconds(model, kind, steps, window, needed)) == pytest.approx(
+                seconds[row, column], rel=1e-9
+            )

@@ -226,7 +226,7 @@ def path_s(choice, path):
     window = choice.windows.window(value, reader) if choice.windows else None
     is_narrow = choice.narrow.is_moved(value, reader)
     moves = [one.move.narrowed() if is_narrow else one.move for one in path]
-    return path[0].times * sum(step_seconds(choice.model, choice.graph.type_of(value), moves, window))
+    return path[0].times * sum(step_seconds(choice.model, choice.graph.type_of(value), moves, window, path[-1].target))
 
 
 def slices(graph, plan):
