@@ -105,6 +105,36 @@ def gpu_rule_of(op):
         return gpu_rule(op)
 
 
+def adds(x, y, out):
+    out[...] = x[...] + y[...]
+
+
+def asks(x, y, out):
+    out[...] = x[...] + pl.program_id(0).astype(jnp.float32)
+
+
+def writes_when_first(x, y, out):
+    @pl.when(pl.program_id(0) == 0)
+    def _first():
+        out[...] = x[...]
+
+
+@pytest.mark.parametrize(("body", "first"), [(adds, {0}), (asks, set()), (writes_when_first, set())])
+def test_what_follows_from_the_place_in_the_grid_is_not_split(body, first):
+    def call(*arrays):
+        every = pl.BlockSpec((None, ROWS, WIDTH), lambda i, k: (i, k, 0))
+        rows = pl.BlockSpec((ROWS, WIDTH), lambda i, k: (k, 0))
+        kind, words = shape(4, 2 * ROWS, WIDTH), {"compiler_params": plgpu.CompilerParams()}
+        return pl.pallas_call(body, grid=(4, 2), in_specs=[every, rows], out_specs=every, out_shape=kind, **words)(
+            *arrays
+        )
+
+    _module, (op,) = lowered(call, shape(4, 2 * ROWS, WIDTH), shape(2 * ROWS, WIDTH))
+    every, rows, result = split_dims(op)
+    assert result - {1} == every - {1} == first
+    assert rows <= {0}
+
+
 # Drawn kernels
 
 

@@ -3,7 +3,7 @@
 import functools
 import random
 from io import BytesIO, StringIO
-from itertools import product
+from itertools import combinations, product
 
 import jax
 import jax.numpy as jnp
@@ -377,6 +377,34 @@ def writes_an_operand(x, out):
     out[i, k, :] = x[i, k, :]
 
 
+def reaches_into_the_next(x, out):
+    i, k = points()
+    places = i * 8 + jnp.arange(16)
+    out[i, k, :] = plgpu.load(x.at[places], mask=places < 32, other=0.0)
+
+
+def reads_past_its_row(x, out):
+    i, k = points()
+    columns = k * 4 + jnp.arange(8)
+    out[i, k, :] = plgpu.load(x.at[i, columns], mask=i * 8 + columns < 32, other=0.0)
+
+
+def has_two_clocks(x, out):
+    number = pl.program_id(0)
+    out[number, :] = x[number, :] + (number % 4).astype(jnp.float32) * (number % 6).astype(jnp.float32)
+
+
+def writes_one_place(x, out):
+    i, k = points()
+    out[:] = x[i, k, :]
+
+
+def counts_three_in_one_number(x, out):
+    number = pl.program_id(0)
+    i, j, k = number // 16, number // 4 % 4, number % 4
+    out[i, j, k, :] = x[k, i, j, :]
+
+
 def goes_back(x, out):
     i, k = points()
     out[3 - i, 1 - k, :] = x[i, k, :]
@@ -415,6 +443,18 @@ SMALL = {
     "even places": (functools.partial(small, stores_in_even_places, [X]), [{0, 1}, {0, 1}]),
     "pairs": (functools.partial(small, shares_pairs, [X, (2, 8)]), [{0, 1}, {0}, {0, 1}]),
     "one number": (functools.partial(small, counts_in_one_number, [X], grid=(8,)), [{0, 1}, {0, 1}]),
+    "three in one": (
+        functools.partial(small, counts_three_in_one_number, [(4, 2, 4, 8)], (2, 4, 4, 8), grid=(32,)),
+        [{0, 1, 2}, {0, 1, 2}],
+    ),
+    "two clocks": (functools.partial(small, has_two_clocks, [(12, 8)], (12, 8), grid=(12,)), [set(), set()]),
+    "one place": (functools.partial(small, writes_one_place, [X], (8,)), [set(), set()]),
+    "into the next": (functools.partial(small, reaches_into_the_next, [(32,)], (4, 2, 16)), [set(), {1}]),
+    "past its row": (functools.partial(small, reads_past_its_row, [(4, 8)]), [set(), set()]),
+    "memory of any row": (
+        functools.partial(small, is_chosen_of_all, [X, NUMBERS], input_output_aliases={0: 0}),
+        [set(), set(), set()],
+    ),
     "its own strides": (functools.partial(small, counts_itself, [X], (64,)), [{0}, {0}]),
     "columns left": (functools.partial(small, has_columns_left, [(4, 13)], (4, 13)), [{0}, {0}]),
     "a loop with an end of its own": (functools.partial(small, repeats_until, [X]), [{0, 1}, {0, 1}]),
@@ -438,8 +478,11 @@ def test_what_follows_from_the_place_in_the_grid_is_not_split_and_all_else_is(na
         arrays[0][1][...] %= 2
     whole = run_kernel(read_triton_kernel(op), *arrays)
     every = sorted(free(rule))
-    for chosen in [*[[one] for one in every], every] if every else []:
-        check_parts(op, {one: rule.sizes[one] for one in chosen}, arrays, whole, name)
+    check = functools.partial(check_parts, op, arrays=arrays, whole=whole, seed=name)
+    for one in every:
+        check({one: rule.sizes[one]})
+    for chosen in (chosen for number in range(2, len(every) + 1) for chosen in combinations(every, number)):
+        check(dict.fromkeys(chosen, 2))
 
 
 @pytest.mark.parametrize(
