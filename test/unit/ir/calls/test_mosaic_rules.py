@@ -119,11 +119,16 @@ def writes_when_first(x, y, out):
         out[...] = x[...]
 
 
+TILED = (plgpu.TilingTransform((8, 32)), plgpu.SwizzleTransform(128))
+"""How blocks lie that are copied by descriptors; others are copied row by row."""
+
+
+@pytest.mark.parametrize("transforms", [(), TILED], ids=["rows", "blocks"])
 @pytest.mark.parametrize(("body", "first"), [(adds, {0}), (asks, set()), (writes_when_first, set())])
-def test_what_follows_from_the_place_in_the_grid_is_not_split(body, first):
+def test_what_follows_from_the_place_in_the_grid_is_not_split(body, first, transforms):
     def call(*arrays):
-        every = pl.BlockSpec((None, ROWS, WIDTH), lambda i, k: (i, k, 0))
-        rows = pl.BlockSpec((ROWS, WIDTH), lambda i, k: (k, 0))
+        every = plgpu.BlockSpec((None, ROWS, WIDTH), lambda i, k: (i, k, 0), transforms=transforms)
+        rows = plgpu.BlockSpec((ROWS, WIDTH), lambda i, k: (k, 0), transforms=transforms)
         kind, words = shape(4, 2 * ROWS, WIDTH), {"compiler_params": plgpu.CompilerParams()}
         return pl.pallas_call(body, grid=(4, 2), in_specs=[every, rows], out_specs=every, out_shape=kind, **words)(
             *arrays
