@@ -232,7 +232,9 @@ def _analysed(
     except UnreadableError as error:
         return str(error)
     accesses = reading.accesses
-    if kernel.num_arguments != len(shapes) or any(a.is_store and a.root < num_operands for a in accesses):
+    if kernel.num_arguments != len(shapes) or not all(prod(shape) for shape in shapes):
+        return "its code is for other operands and results, or some have no elements"
+    if any(access.is_store and access.root < num_operands for access in accesses):
         return "it writes an operand"
     indices = [_indices(access, shapes) for access in accesses]
     places = dict[Digit, tuple[int | None, ...]]()
@@ -276,14 +278,12 @@ def _places(
     for access, own in zip(accesses, indices, strict=True):
         if not digit.is_apart(access.decides):
             return None
-        if own is None or digit.is_apart(access.of):
-            moving = None
-            if not digit.is_apart(access.of):
+        moving: int | None = None
+        if not digit.is_apart(access.of):
+            dims = _moving_dims(digit, own, shapes[access.root], access.facts) if own is not None else None
+            if dims is None or len(dims) > 1:
                 return None
-        else:
-            moving = _moving_dim(digit, own, shapes[access.root], access.facts)
-            if moving is None:
-                return None
+            moving = dims[0] if dims else None
         if found.setdefault(access.root, moving) != moving:
             return None
     for tensor in (tensor for tensor, shape in enumerate(shapes) if tensor not in found):
@@ -292,8 +292,8 @@ def _places(
     return tuple(found[tensor] for tensor in range(len(shapes)))
 
 
-def _moving_dim(digit: Digit, indices: Indices, shape: tuple[int, ...], facts: tuple[Form, ...]) -> int | None:
-    """Returns the dim in which an index goes from block to block with a digit, None where it does otherwise."""
+def _moving_dims(digit: Digit, indices: Indices, shape: tuple[int, ...], facts: tuple[Form, ...]) -> list[int] | None:
+    """Returns the dims in which an index goes from block to block with a digit, None where one does otherwise."""
     moving = list[int]()
     for dim, (form, size) in enumerate(zip(indices, shape, strict=True)):
         for variable, table in form.tables.items():
@@ -309,7 +309,7 @@ def _moving_dim(digit: Digit, indices: Indices, shape: tuple[int, ...], facts: t
             if size % digit.count or (table - rest != block * digits).any() or others.most(facts) >= block:
                 return None
             moving.append(dim)
-    return moving[0] if len(moving) == 1 else None
+    return moving
 
 
 def _is_partable(
@@ -319,7 +319,7 @@ def _is_partable(
     parts = {digit: digit.count}
     try:
         _part(kernel, reading, shapes, _part_shapes(shapes, parts, {digit: places}), parts)
-    except UnreadableError:
+    except (UnreadableError, ValueError):
         return False
     return True
 

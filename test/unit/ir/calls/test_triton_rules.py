@@ -399,10 +399,10 @@ def writes_one_place(x, out):
     out[:] = x[i, k, :]
 
 
-def counts_three_in_one_number(x, out):
+def counts_three_in_one_number(x, y, out):
     number = pl.program_id(0)
     i, j, k = number // 16, number // 4 % 4, number % 4
-    out[i, j, k, :] = x[k, i, j, :]
+    out[i, j, k, :] = x[k, i, j, :] + y[i, k, :]
 
 
 def goes_back(x, out):
@@ -444,8 +444,8 @@ SMALL = {
     "pairs": (functools.partial(small, shares_pairs, [X, (2, 8)]), [{0, 1}, {0}, {0, 1}]),
     "one number": (functools.partial(small, counts_in_one_number, [X], grid=(8,)), [{0, 1}, {0, 1}]),
     "three in one": (
-        functools.partial(small, counts_three_in_one_number, [(4, 2, 4, 8)], (2, 4, 4, 8), grid=(32,)),
-        [{0, 1, 2}, {0, 1, 2}],
+        functools.partial(small, counts_three_in_one_number, [(4, 2, 4, 8), (2, 4, 8)], (2, 4, 4, 8), grid=(32,)),
+        [{0, 1, 2}, {0, 1}, {0, 1, 2}],
     ),
     "two clocks": (functools.partial(small, has_two_clocks, [(12, 8)], (12, 8), grid=(12,)), [set(), set()]),
     "one place": (functools.partial(small, writes_one_place, [X], (8,)), [set(), set()]),
