@@ -191,7 +191,7 @@ class Machine:
         number = self.loops.setdefault(op, len(self.loops))
         form = low + counted(Variable("loop", number, most)).times(stride)
         mean = upper.form.mean if upper.form is not None else high
-        times = min(most, max(1.0, (mean - low.mean) / stride))
+        times = min(most, max(1 / MOST_VALUES, (mean - low.mean) / stride))  # it runs for some
         return Known(form), (form.plus(1 - high),), times
 
     def _while(self, op: ir.Operation, operands: Sequence[Known]) -> Sequence[Known]:
