@@ -38,7 +38,7 @@ from rhino.ir.mlir.mosaic_kernels import (
 from rhino.ir.mlir.reader import aliases_of
 from rhino.ir.mlir.triton_kernels import (
     TritonKernel,
-    copied,
+    copied_triton,
     is_triton_kernel,
     parse_triton_config,
     program_ids,
@@ -340,7 +340,7 @@ def _part(kernel: GpuKernel, old: Reading, shapes: Shapes, made: Shapes, parts: 
     part: GpuKernel
     match kernel:
         case TritonKernel():
-            part = copied(kernel)
+            part = copied_triton(kernel)
             set_strides(read_triton(part), shapes, made)
             asked = program_ids(part)
         case MosaicKernel():

@@ -27,7 +27,7 @@ _ASM: Final = "llvm.inline_asm"
 _COPY_IN: Final = "@$0 cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [$1], [$2], $3, [$4];"
 _COPY_OUT: Final = "@$0 cp.async.bulk.global.shared::cta.bulk_group [$1], [$2], $3;"
 _PURE: Final = ("arith.", "math.", "vector.")
-_MEMORY_OF_ALL: Final = ("llvm.load", "llvm.store", "memref.load", "memref.store", "vector.load", "vector.store")
+_MEMORY: Final = ("llvm.load", "llvm.store", "memref.load", "memref.store", "vector.load", "vector.store")
 _IMPURE: Final = re.compile(r"vector\.(masked|transfer|gather|scatter|expand|compress)")
 _LLVM: Final = frozenset(
     f"llvm.{name}"
@@ -46,7 +46,7 @@ _OTHERS: Final = frozenset(
         "nvvm.elect.sync",
         "nvvm.shfl.sync",
         *(f"memref.{name}" for name in ("alloca", "cast", "collapse_shape", "expand_shape", "reinterpret_cast")),
-        *(f"memref.{name}" for name in ("subview", "transpose", "view", "extract_strided_metadata")),
+        *(f"memref.{name}" for name in ("subview", "transpose", "view")),
     ]
 )
 _IN_THE_BLOCK: Final = re.compile(
@@ -76,9 +76,7 @@ def read_mosaic(kernel: MosaicKernel) -> Reading:
     """
     machine = _MosaicMachine(kernel.bounds, kernel=kernel)
     host = kernel.launch.block
-    machine.known |= {
-        argument: Known() for argument in (*host.arguments, *kernel.launch.regions[0].blocks[0].arguments)
-    }
+    machine.known |= dict.fromkeys((*host.arguments, *kernel.launch.regions[0].blocks[0].arguments), Known())
     before: Periods | None = None
     while machine.memory != before:  # what one thread puts there, any other may have seen
         before = machine.memory
@@ -116,7 +114,7 @@ class _MosaicMachine(Machine):
         of = merged(one.follows for one in operands)
         if op.name == _ASM:
             self._asm(op)
-        elif op.name in _MEMORY_OF_ALL or _IN_THE_BLOCK.match(op.name):
+        elif op.name in _MEMORY or _IN_THE_BLOCK.match(op.name):
             _refuse_outside(op)
         else:
             is_pure = op.name.startswith(_PURE) and not _IMPURE.match(op.name) and not len(op.regions)
@@ -169,7 +167,7 @@ class _MosaicMachine(Machine):
                 return least
             case "arith.shrui" if operands[1].form is not None and not operands[1].form.tables:
                 return _shifted(operands[0], operands[1].form.low)
-        return _of_all(op, operands) or (computed(op, operands) if is_integer(op.results[0].type) else None)
+        return _of_argument(op, operands) or (computed(op, operands) if is_integer(op.results[0].type) else None)
 
     def _lesser(self, operands: Sequence[Known]) -> Known | None:
         """Returns which of two numbers is never the larger one here, None where either may be."""
@@ -335,7 +333,7 @@ def _metadata(op: ir.Operation, memory: Known) -> list[Known]:
     return [Known(of=memory.follows), replace(memory, root=None), *sizes]
 
 
-def _of_all(op: ir.Operation, operands: Sequence[Known]) -> Known | None:
+def _of_argument(op: ir.Operation, operands: Sequence[Known]) -> Known | None:
     """Returns what is known of memory of an operand or result, or of a pointer to it; None for others.
 
     Memory and offsets in it count elements; a pointer that is an integer counts bytes.

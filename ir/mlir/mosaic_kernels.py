@@ -146,8 +146,8 @@ def with_bounds(kernel: MosaicKernel, bounds: tuple[int, ...]) -> MosaicKernel:
 
 def write_mosaic_kernel(op: ir.Operation, kernel: MosaicKernel) -> None:
     """Makes a custom call run a kernel as its module is now, which is changed by this."""
-    made = ir.Module.parse(kernel.code, kernel.module.context)
-    version = ir.IntegerAttr(made.operation.attributes[_VERSION]).value
+    before = ir.Module.parse(kernel.code, kernel.module.context)
+    version = ir.IntegerAttr(before.operation.attributes[_VERSION]).value
     run_pipeline(kernel.module, f"mosaic_gpu-serde{{serialize=true target-version={version}}}")
     code = io.BytesIO()
     kernel.module.operation.write_bytecode(code, desired_version=0)

@@ -82,7 +82,7 @@ def _configured(config: ir.Attribute) -> TritonKernel | None:
 def parse_triton_kernel(code: bytes, bounds: tuple[int, ...]) -> TritonKernel | None:
     """Returns the kernel that runs `code` on a grid of `bounds`, None where the code is of another form.
 
-    Whoever changes the kernel's module makes a kernel of their own, with `copied`.
+    Whoever changes the kernel's module makes a kernel of their own, with `copied_triton`.
     """
     try:
         return _decoded(code, bounds)
@@ -90,7 +90,7 @@ def parse_triton_kernel(code: bytes, bounds: tuple[int, ...]) -> TritonKernel | 
         return None  # of another version
 
 
-def copied(kernel: TritonKernel) -> TritonKernel:
+def copied_triton(kernel: TritonKernel) -> TritonKernel:
     """Returns the kernel once more, in a context of its own."""
     made = _decoded(kernel.code, kernel.bounds)
     assert made is not None

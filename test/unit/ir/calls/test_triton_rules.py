@@ -18,7 +18,7 @@ from triton_interpreter import run_kernel
 from rhino.ir.graph.rules import parse_rule
 from rhino.ir.mlir.bindings import ir, make_context
 from rhino.ir.mlir.reader import walk
-from rhino.ir.mlir.triton_kernels import copied, is_triton_kernel, read_triton_kernel
+from rhino.ir.mlir.triton_kernels import copied_triton, is_triton_kernel, read_triton_kernel
 from rhino.tools.opt import run
 
 
@@ -90,7 +90,7 @@ def test_kernels_split_along_batch_and_heads_into_those_that_jax_makes_for_parts
         _other, local = lowered(fn, *kinds(*parts))
         for op, wanted in zip(whole, local, strict=True):
             _holder, made = fitted(op, types_of(wanted))
-            found, expected = (copied(read_triton_kernel(one)) for one in (made, wanted))
+            found, expected = (copied_triton(read_triton_kernel(one)) for one in (made, wanted))
             assert found.bounds == expected.bounds
             assert text_of(found) == text_of(expected)
 
