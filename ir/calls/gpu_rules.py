@@ -30,6 +30,7 @@ from rhino.ir.mlir.mosaic_kernels import (
     block_ids,
     copied_mosaic,
     is_mosaic_kernel,
+    mosaic_code,
     parse_mosaic_config,
     read_mosaic_kernel,
     with_bounds,
@@ -43,6 +44,7 @@ from rhino.ir.mlir.triton_kernels import (
     parse_triton_config,
     program_ids,
     read_triton_kernel,
+    triton_code,
     write_triton_kernel,
 )
 
@@ -132,14 +134,20 @@ def fit_gpu_kernel(op: ir.Operation) -> None:
     try:
         if isinstance(found, str):
             raise UnreadableError
-        part = _part(found.kernel, found.reading, made_for, shapes, found.parts_for(shapes))
+        code, bounds = _part_code(found, shapes)
     except UnreadableError:
         raise ValueError("no part of a kernel's grid is that of its operands and results") from None
-    match part:
-        case TritonKernel():
-            write_triton_kernel(op, part)
-        case MosaicKernel():
-            write_mosaic_kernel(op, part)
+    if is_triton_kernel(op):
+        write_triton_kernel(op, code, bounds)
+    else:
+        write_mosaic_kernel(op, code)
+
+
+@cache
+def _part_code(found: _Found, shapes: Shapes) -> tuple[bytes, tuple[int, ...]]:
+    """Returns the code and the grid of a kernel for parts of `shapes`; raises UnreadableError where there are none."""
+    part = _part(found.kernel, found.reading, found.shapes, shapes, found.parts_for(shapes))
+    return triton_code(part) if isinstance(part, TritonKernel) else mosaic_code(part), part.bounds
 
 
 def _read(kernel: GpuKernel) -> Reading:

@@ -144,17 +144,22 @@ def with_bounds(kernel: MosaicKernel, bounds: tuple[int, ...]) -> MosaicKernel:
     return _kernel(kernel.code, kernel.module)
 
 
-def write_mosaic_kernel(op: ir.Operation, kernel: MosaicKernel) -> None:
-    """Makes a custom call run a kernel as its module is now, which is changed by this."""
+def mosaic_code(kernel: MosaicKernel) -> bytes:
+    """Returns the code of a kernel as its module is now, which is changed by this."""
     before = ir.Module.parse(kernel.code, kernel.module.context)
     version = ir.IntegerAttr(before.operation.attributes[_VERSION]).value
     run_pipeline(kernel.module, f"mosaic_gpu-serde{{serialize=true target-version={version}}}")
     code = io.BytesIO()
     kernel.module.operation.write_bytecode(code, desired_version=0)
+    return code.getvalue()
+
+
+def write_mosaic_kernel(op: ir.Operation, code: bytes) -> None:
+    """Makes a custom call run a kernel's code."""
     parts = entries(op.attributes[_CONFIG])
     with op.context:
-        parts[_CODE] = ir.StringAttr.get(code.getvalue())
-        parts[_HASH] = ir.StringAttr.get(hashlib.sha256(code.getvalue()).digest())
+        parts[_CODE] = ir.StringAttr.get(code)
+        parts[_HASH] = ir.StringAttr.get(hashlib.sha256(code).digest())
         op.attributes[_CONFIG] = ir.DictAttr.get(parts)
 
 

@@ -114,15 +114,20 @@ def program_ids(kernel: TritonKernel) -> list[list[ir.Operation]]:
     return [[op for op in ops if ir.IntegerAttr(op.attributes["axis"]).value == axis] for axis in range(len(_GRID))]
 
 
-def write_triton_kernel(op: ir.Operation, kernel: TritonKernel) -> None:
-    """Makes a custom call run a kernel, as its module is now."""
+def triton_code(kernel: TritonKernel) -> bytes:
+    """Returns the code of a kernel as its module is now."""
     code = io.BytesIO()
     kernel.module.operation.write_bytecode(code)
+    return code.getvalue()
+
+
+def write_triton_kernel(op: ir.Operation, code: bytes, bounds: tuple[int, ...]) -> None:
+    """Makes a custom call run a kernel's code on a grid of `bounds`."""
     parts = entries(op.attributes[_CONFIG])
     with op.context:
         count = ir.IntegerType.get_signless(32)
-        parts[_CODE] = ir.StringAttr.get(code.getvalue())
-        parts |= {name: ir.IntegerAttr.get(count, size) for name, size in zip(_GRID, kernel.bounds, strict=True)}
+        parts[_CODE] = ir.StringAttr.get(code)
+        parts |= {name: ir.IntegerAttr.get(count, size) for name, size in zip(_GRID, bounds, strict=True)}
         op.attributes[_CONFIG] = ir.DictAttr.get(parts)
 
 
