@@ -100,12 +100,11 @@ def added(left: Known, right: Known, sign: int) -> Known:
     """Returns the sum of two values, or their difference, with a `sign` of -1."""
     if left.form is not None and right.form is not None:
         return Known(left.form + right.form.times(sign))
-    ends = (right.least, right.most) if sign > 0 else (right.most, right.least)
-    low, high = (
-        own + sign * other if own is not None and other is not None else None
-        for own, other in zip((left.least, left.most), ends, strict=True)
-    )
-    return Known(of=merged([left.follows, right.follows]), low=low, high=high)
+    of = merged([left.follows, right.follows])
+    if left.least is None or left.most is None or right.least is None or right.most is None:
+        return Known(of=of)  # it may wrap around
+    low, high = (right.least, right.most) if sign > 0 else (-right.most, -right.least)
+    return Known(of=of, low=left.least + low, high=left.most + high)
 
 
 def constant(value: ir.Attribute) -> Known:
@@ -202,7 +201,8 @@ def _cast(op: ir.Operation, operand: Known) -> Known:
         least, most = (0, 1) if is_truth else (None, None)
         return Known(of=operand.follows, low=least, high=most)
     if op.name == "arith.trunci":
-        return fitted(operand, op.results[0].type)
+        is_bounded = least is not None and most is not None
+        return fitted(operand, op.results[0].type) if is_bounded else Known(of=operand.follows)
     return replace(operand, facts=())
 
 
