@@ -249,7 +249,7 @@ def compared(
 def _expected(step: Step, passes: Sequence[str]) -> Expected:
     """Returns what one device makes of a step behind passes that give it another answer, with its bf16 in f32."""
     text = _behind(step, passes)
-    text = _in_f32(text.decode()).encode() if passes else text
+    text = in_f32(text.decode()).encode() if passes else text
     return Expected(text, step.name, reference(text, step.name, NUM_STEPS, step.given))
 
 
@@ -262,10 +262,11 @@ def _tolerance(step: Step) -> float:
 def _widened(module: ir.Module) -> ir.Module:
     """Returns a module whose bf16 is f32; a module without bf16 is returned as it is."""
     text = str(module.operation.get_asm())
-    return read_module(_in_f32(text).encode(), "widened", make_context()) if "bf16" in text else module
+    return read_module(in_f32(text).encode(), "widened", make_context()) if "bf16" in text else module
 
 
-def _in_f32(text: str) -> str:
+def in_f32(text: str) -> str:
+    """Returns the text of a module with f32 in the place of bf16."""
     # a number of bf16 that is written as its bits has half of those of f32
     text = re.sub(r'dense<"?0x([0-9A-F]+)"?>( : tensor<[0-9x]*bf16>)', _long_bits, text)
     return text.replace("bf16", "f32")
@@ -306,7 +307,7 @@ def _try_staged(step: Step, way: str, random: np.random.Generator) -> tuple[bool
         execution=replace(
             execution,
             step=_step_in_f32(execution.step),
-            modules={name: _in_f32(text) for name, text in execution.modules.items()},
+            modules={name: in_f32(text) for name, text in execution.modules.items()},
         ),
     )
     steps = run_pipeline(made, expected.inputs, NUM_STEPS, is_joined=bool(random.integers(2)))

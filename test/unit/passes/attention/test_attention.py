@@ -5,16 +5,16 @@ Most run on StableHLO's interpreter, as one device does; some under a plan drawn
 
 import numpy as np
 import pytest
-from drawn_attention import LIBRARY, MASKS, Form, blockwise, drawn, step_of, try_attention
+from drawn_attention import LIBRARY, MASKS, TOLERANCE, Form, blockwise, drawn, step_of, try_attention
 from drawn_plans import MOODS
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rewrites import in_f32
 from snippets import evaluate
 
 from rhino.ir.mlir.reader import entry_function
 
 LONG = pytest.mark.long
-LIMITS = {"f32": 1e-5, "bf16": 5e-2}  # both are rounded in bf16, each in its own order
 
 
 @settings(max_examples=6, deadline=None, derandomize=True)
@@ -41,9 +41,9 @@ def test_drawn_attention_gives_what_it_gave(form):
     kinds = entry_function(module.operation).type.inputs
     random = np.random.default_rng(0)
     inputs = [random.uniform(-2, 2, kind.shape).astype(np.float32) for kind in kinds]
-    before, after = evaluate(text.decode(), inputs), evaluate(str(module), inputs)
+    before, after = (evaluate(in_f32(one), inputs) for one in (text.decode(), str(module)))
     for old, new in zip(before, after, strict=True):
-        assert np.abs(new - old).max() <= LIMITS[form.dtype] * np.abs(old).max()
+        assert np.abs(new - old).max() <= TOLERANCE * np.abs(old).max()
 
 
 @pytest.mark.parametrize("seed", [8, *(pytest.param(seed, marks=LONG) for seed in range(8))])
