@@ -3,16 +3,20 @@
 Most run on StableHLO's interpreter, as one device does; some under a plan drawn at random, on several.
 """
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from drawn_attention import LIBRARY, MASKS, TOLERANCE, Form, blockwise, drawn, step_of, try_attention
 from drawn_plans import MOODS
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planning import sharded
 from rewrites import in_f32
 from snippets import evaluate
 
 from rhino.ir.mlir.reader import entry_function
+from rhino.passes.sharding.choose_shardings import ShardingChoice, predicted_stats
 
 LONG = pytest.mark.long
 
@@ -51,3 +55,25 @@ def test_it_does_so_under_a_plan_drawn_at_random(seed):
     mesh = ("2", "4", "8", "2x2")[seed % 4]
     passes, line = try_attention(drawn(seed), seed, MOODS[seed % len(MOODS)], mesh)
     assert passes, line
+
+
+def long_attention(heads):
+    """The gradient of attention over a long sequence, and its weights."""
+    seq, width = 8192, 256
+
+    def loss(w, x):
+        q, k, v = ((x @ w[name]).reshape(seq, heads, -1) for name in "qkv")
+        mixed = jnp.einsum("hqk,khd->qhd", jax.nn.softmax(jnp.einsum("qhd,khd->hqk", q, k)), v)
+        return (x + mixed.reshape(x.shape) @ w["out"]).sum()
+
+    weights = {name: jax.ShapeDtypeStruct((width, width), jnp.float32) for name in ("q", "k", "v", "out")}
+    x = jax.ShapeDtypeStruct((seq, width), jnp.float32)
+    return str(jax.jit(jax.grad(loss)).lower(weights, x).as_text()).encode()
+
+
+@pytest.mark.parametrize(("heads", "is_ring"), [(2, True), (8, False)])
+def test_keys_go_round_devices_in_a_ring_where_there_are_too_few_heads_to_split(heads, is_ring):
+    passes = "rhino-attention,func.func(sdy-populate-op-sharding-rules),rhino-choose-shardings{cluster=h100x8 mesh=8}"
+    _, remarks = sharded(long_attention(heads), "long", f"rhino-normalize,{passes}")
+    sent = predicted_stats(remarks.result(ShardingChoice).plan).counts
+    assert ("collective_permute" in sent) == is_ring
