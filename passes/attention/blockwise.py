@@ -26,7 +26,7 @@ from rhino.passes.attention.block_views import Blocks, converted, joined
 from rhino.passes.attention.key_loop import KeyLoop, Sum, with_factor
 from rhino.passes.attention.online_form import Loops
 from rhino.passes.attention.row_sums import simplify_row_sums
-from rhino.passes.attention.score_dims import NO_DIMS
+from rhino.passes.attention.score_dims import NO_DIMS, in_order
 from rhino.passes.attention.score_region import Refused, Region, Value, ops_of_softmaxes, regions_of
 from rhino.passes.base import Pass, Remarks, opt
 from rhino.passes.frontend.loop_stashes import shrink_stashes
@@ -153,8 +153,7 @@ class _Writer:
             if not loop.ends:
                 continue
             count += 1
-            order = self._order()
-            point = min((self._point(op) for op in loop.ends), key=lambda one: order[one])
+            point = in_order({self._point(op) for op in loop.ends})[0]
             self._bring([value for value, _ in loop.outside()], point)
             with ir.InsertionPoint(point), self.loops.region.top.location:
                 sums = loop.write()
@@ -184,27 +183,24 @@ class _Writer:
         if old in self.loops.row_at:
             self.loops.row_at[value] = self.loops.row_at[old]
 
-    def _order(self) -> dict[ir.Operation, int]:
-        return {view.operation: place for place, view in enumerate(self.loops.region.block.operations)}
-
     def _point(self, end: ir.Operation) -> ir.Operation:
         """Returns the first op of the block outside of the region that reads an end; the end itself without one."""
-        region, order = self.loops.region, self._order()
+        region = self.loops.region
         readers = [_ancestor(use.owner.operation, region.block) for use in end.results[0].uses]
-        return min((one for one in readers if one not in region.dims), key=lambda one: order[one], default=end)
+        outside = in_order({one for one in readers if one not in region.dims})
+        return outside[0] if outside else end
 
     def _bring(self, values: Sequence[Value], point: ir.Operation) -> None:
         """Moves what computes some values before an op, where it comes after that."""
-        order, found = self._order(), set[ir.Operation]()
-        waiting = list(values)
+        found, waiting = set[ir.Operation](), list(values)
         while waiting:
             made = maker_of(waiting.pop())
-            if made is None or made in found or made.block != point.block or order[made] < order[point]:
+            if made is None or made in found or made.block != point.block or made.is_before_in_block(point):
                 continue
             assert made != point, "what a loop reads depends on what it gives"
             found.add(made)
             waiting += [*made.operands, *(captured_by(made) if len(made.regions) else ())]
-        for op in sorted(found, key=lambda one: order[one]):
+        for op in in_order(found):
             op.move_before(point)
 
 
@@ -218,6 +214,6 @@ def _ancestor(op: ir.Operation, block: ir.Block) -> ir.Operation:
 
 def _erase(region: Region) -> None:
     """Erases what nobody reads any more of a region."""
-    for op in reversed([view.operation for view in region.block.operations if view.operation in region.dims]):
+    for op in reversed(in_order(one for one in region.dims if one.block == region.block)):
         if not any(list(result.uses) for result in op.results):
             op.erase()

@@ -26,7 +26,7 @@ from rhino.ir.mlir.reader import captured_by, maker_of
 from rhino.ir.program.identity import is_constant
 from rhino.ir.program.local_rules import shape_of
 from rhino.ir.program.numerics import FUSIBLE, reduction_of
-from rhino.passes.attention.score_dims import At, dims_of, moved
+from rhino.passes.attention.score_dims import At, dims_of, in_order, moved
 from rhino.passes.attention.score_region import BROADCAST, CONVERT, DOT, EXPONENTIAL, RESHAPE, Region
 
 Value = ir.Value[Any]
@@ -70,6 +70,9 @@ class Form:
 
 PLAIN: Final = Form()
 
+_MOST_LOOKED_AT: Final = 2000
+"""Ops outside of a region that are followed to what they are computed of; a layer has some hundreds."""
+
 
 @dataclass(eq=False)
 class Loops:
@@ -88,6 +91,7 @@ class Loops:
     row_at: dict[Value, At] = field(default_factory=dict)
     available: dict[Value, int] = field(default_factory=dict)
     """By value outside of the region, how many loops come before it; none where it does not stand here."""
+    looked_at: int = 0
     levels: dict[Value, int] = field(default_factory=dict)
     """By value inside, how many loops come before it, computed as the program says."""
 
@@ -96,56 +100,52 @@ class Loops:
         region = self.region
         region.set_ends()
         found: dict[ir.Operation, int] = {}
-        for view in region.block.operations:
-            op = view.operation
+        for op in in_order(one for one in region.dims if one.block == region.block):
+            self._read_inside(op)
             if op in region.ends:
-                self._read_inside(op)
                 found[op] = self._loop_of(op)
-                if op == region.top:
-                    self.first = found[op]
                 self.available[op.results[0]] = found[op] + 1
-            elif op in region.ops:
-                self._read_inside(op)
-            else:
-                read = (*op.operands, *(captured_by(op) if len(op.regions) else ()))
-                level = max((self._level_of(value) for value in read), default=0)
-                if level:
-                    self.available.update((value, level) for value in op.results)
-        last = max(found.values())
-        self.ends = [[] for _ in range(last + 1)]
+            if op == region.top:
+                self.first = found[op]
+        self.ends = [[] for _ in range(max(found.values()) + 1)]
         for op, loop in found.items():
-            self.ends[last if loop > self.first and self._is_last(op) else loop].append(op)
+            self.ends[loop].append(op)
         return self
 
     def _loop_of(self, op: ir.Operation) -> int:
-        if op.results[0] in self.forms:
-            return self.first
-        return self._level(op)
+        return self.first if op.results[0] in self.forms else self._level(op)
 
     def _level(self, op: ir.Operation) -> int:
         return max(map(self._level_of, op.operands), default=0)
 
     def _level_of(self, value: Value) -> int:
+        """Returns how many loops come before a value."""
+        waiting = [value]
+        while waiting:
+            made = self._unknown(waiting[-1])
+            if made is None:
+                waiting.pop()
+                continue
+            read = (*made.operands, *(captured_by(made) if len(made.regions) else ()))
+            missing = [one for one in read if self._unknown(one) is not None]
+            if missing and self.looked_at < _MOST_LOOKED_AT:
+                waiting += missing
+                continue
+            # Whoever is not followed to its beginnings comes after all that stands before it.
+            level = max(self.available.values()) if missing else max(map(self._known, read), default=0)
+            self.available.update((one, level) for one in made.results)
+            self.looked_at += 1
+        return self._known(value)
+
+    def _known(self, value: Value) -> int:
         return self.levels.get(value, self.available.get(value, 0))
 
-    def _is_last(self, op: ir.Operation) -> bool:
-        """Says whether nothing inside of the region depends on what an end gives."""
-        reached, waiting = set[Value](), list(op.results)
-        while waiting:
-            value = waiting.pop()
-            if value in reached:
-                continue
-            reached.add(value)
-            for use in value.uses:
-                reader = use.owner.operation
-                while reader.block != self.region.block:
-                    if reader.parent is None:
-                        break
-                    reader = reader.parent
-                if reader in self.region.dims:
-                    return False
-                waiting += reader.results
-        return True
+    def _unknown(self, value: Value) -> ir.Operation | None:
+        """Returns what makes a value outside of the region, if that might come after a loop, and is not known yet."""
+        made = maker_of(value)
+        if value in self.levels or value in self.available or made is None or made.block != self.region.block:
+            return None
+        return None if made.is_before_in_block(self.region.top) else made
 
     def _read_inside(self, op: ir.Operation) -> None:
         """Notes the level of what an op inside computes, and its form."""
@@ -204,8 +204,7 @@ class Loops:
             waiting += made.operands
         if dims.get(self.region.top.results[0]) != self.region.dims[self.region.top].results[0]:
             return False
-        order = {view.operation: place for place, view in enumerate(self.region.block.operations)}
-        self.largest, self.row_ops, self.row_at = row, sorted(chain, key=lambda one: order[one]), dims
+        self.largest, self.row_ops, self.row_at = row, in_order(chain), dims
         return True
 
     def _joined(self, op: ir.Operation, forms: Sequence[Form]) -> Form | None:

@@ -24,6 +24,7 @@ from rhino.ir.program.numerics import reduction_of
 from rhino.passes.attention.block_views import converted
 from rhino.passes.attention.key_loop import with_factor
 from rhino.passes.attention.online_form import Factor, is_zero
+from rhino.passes.attention.score_dims import in_order
 from rhino.passes.attention.score_region import BROADCAST, CONSTANT, CONVERT, DOT, Region, Value
 from rhino.passes.pipeline.parted_ops import broadcast
 
@@ -104,7 +105,7 @@ class _Sides:
 
 def simplify_row_sums(region: Region) -> bool:
     """Computes from the results of attention those sums over keys that follow from them; says whether there are any."""
-    ends = [view.operation for view in region.block.operations if view.operation in region.ends]
+    ends = in_order(region.ends)
     found = False
     for place, end in enumerate(ends):
         if end.name == REDUCE and reduction_of(end) == "add" and _is_over_keys(end, region):

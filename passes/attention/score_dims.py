@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import cmp_to_key
 from typing import Final, NamedTuple
 
 from rhino.ir.graph.rules import RULE, Mapping, Rule, parse_rule
@@ -50,6 +52,15 @@ def dims_of(op: ir.Operation, *, at: At, operand: int | None = None, result: int
         return None
     known = [one for one in found if one is not None]
     return OpDims(tuple(known[: len(rule.operands)]), tuple(known[len(rule.operands) :]))
+
+
+def in_order(ops: Iterable[ir.Operation]) -> list[ir.Operation]:
+    """Returns ops of one block in the order in which they stand."""
+    return sorted(ops, key=cmp_to_key(_compare))
+
+
+def _compare(one: ir.Operation, other: ir.Operation) -> int:
+    return -1 if one.is_before_in_block(other) else int(one != other)
 
 
 def moved(op: ir.Operation, operand: int, dims: tuple[int | None, ...]) -> tuple[int | None, ...] | None:
