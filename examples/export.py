@@ -33,6 +33,7 @@ from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
 import bert
 import clip
+import dit
 import dlrm
 import forward_forward
 import gnmt
@@ -40,7 +41,9 @@ import gpt
 import jax
 import jax.export
 import llama
+import llava
 import mamba
+import mixtral
 import mlp
 import moe
 import resnet
@@ -79,12 +82,15 @@ def entry(tiny: Config, model: Callable[[Config], Model], presets: Mapping[str, 
 MODELS: Final = {
     "bert": entry(zoo.BERT, bert.model, bert.PRESETS),
     "clip": entry(zoo.CLIP, clip.model, clip.PRESETS),
+    "dit": entry(zoo.DIT, dit.model, dit.PRESETS),
     "dlrm": entry(zoo.DLRM, dlrm.model, dlrm.PRESETS),
     "forward-forward": entry(zoo.FORWARD, forward_forward.model, forward_forward.PRESETS),
     "gnmt": entry(zoo.GNMT, gnmt.model, gnmt.PRESETS),
     "gpt": entry(zoo.GPT, gpt.model, gpt.TABLE1),
     "llama": entry(zoo.LLAMA, llama.model, llama.PRESETS),
+    "llava": entry(zoo.LLAVA, llava.model, llava.PRESETS),
     "mamba": entry(zoo.MAMBA, mamba.model, mamba.PRESETS),
+    "mixtral": entry(zoo.MIXTRAL, mixtral.model, mixtral.PRESETS),
     "mlp": entry(zoo.MLP, mlp.model, mlp.PRESETS),
     "moe": entry(zoo.MOE, moe.model, moe.TABLE2 | moe.M6_PRESETS),
     "resnet": entry(zoo.RESNET, resnet.model, resnet.PRESETS),

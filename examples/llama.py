@@ -6,7 +6,7 @@ Source: LLaMA (Touvron et al., 2023), section 2.2; The Llama 3 Herd of Models (2
 from __future__ import annotations
 
 import math
-from collections.abc import Container
+from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
@@ -14,11 +14,12 @@ from typing import Final, Literal
 
 import jax
 import jax.numpy as jnp
-from layers import DType, Params, cast, cross_entropy, normal, rms_norm
+from layers import DTYPES, DType, Params, cast, cross_entropy, normal, rms_norm
 from training import Model
 from transformer import attend, causal_mask, init_layers, run_layers
 
 Attention = Literal["plain", "splash", "cudnn"]
+Phase = Literal["train", "prefill", "decode"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +31,10 @@ class LlamaConfig:
     feed-forward have the same input, as in PaLM (Chowdhery et al., 2022), and one projection where both are fused.
     `rope_theta` is the base of the rotary positions' wave lengths. `attention` is written out, JAX's splash attention
     (a Pallas kernel for TPUs) or cuDNN's fused attention (for GPUs; to lower it, JAX asks for the library); with a
-    kernel the step is lowered for its platform. `dtype` is what the layers compute in: parameters, their updates,
-    normalisation, softmax and the loss are float32 in all.
+    kernel the step is lowered for its platform. `phase` is the step: training, or inference with a cache of the keys
+    and values of `seq` positions, which `prefill` fills with those of `prompt` tokens a sequence, and `decode` with one
+    more each. `dtype` is what the layers compute in: parameters that are trained, their updates, normalisation, softmax
+    and the loss are float32 in all.
     """
 
     layers: int = 2
@@ -49,6 +52,8 @@ class LlamaConfig:
     scan: bool = False
     remat: bool = False
     attention: Attention = "plain"
+    phase: Phase = "train"
+    prompt: int = 512
     dtype: DType = "f32"
 
     def __post_init__(self) -> None:
@@ -58,6 +63,10 @@ class LlamaConfig:
             )
         if self.heads % self.kv_heads:
             raise ValueError(f"heads ({self.heads}) is not divisible by kv-heads ({self.kv_heads})")
+        if self.phase != "train" and self.attention != "plain":
+            raise ValueError(f"attention ({self.attention}) is a kernel for training; inference has plain attention")
+        if self.phase == "prefill" and self.prompt > self.seq:
+            raise ValueError(f"prompt ({self.prompt}) is longer than seq ({self.seq}), the positions of the cache")
 
     @property
     def head_dim(self) -> int:
@@ -120,11 +129,11 @@ def project(cfg: LlamaConfig, p: Params, x: jax.Array, names: Container[str]) ->
     return found
 
 
-def rotary_angles(cfg: LlamaConfig) -> jax.Array:
-    """Returns by how much each position turns each pair of a head's values: radians [seq, head_dim / 2]."""
+def rotary_angles(cfg: LlamaConfig, positions: jax.Array) -> jax.Array:
+    """Returns by how much each of `positions` [seq] turns each pair of a head's values: radians [seq, head_dim / 2]."""
     half = cfg.head_dim // 2
     frequencies = cfg.rope_theta ** -(jnp.arange(half, dtype=jnp.float32) / half)
-    return jnp.arange(cfg.seq, dtype=jnp.float32)[:, None] * frequencies
+    return positions.astype(jnp.float32)[:, None] * frequencies
 
 
 def rotate(x: jax.Array, angles: jax.Array) -> jax.Array:
@@ -135,13 +144,19 @@ def rotate(x: jax.Array, angles: jax.Array) -> jax.Array:
     return jnp.concatenate([left * cos - right * sin, left * sin + right * cos], axis=-1)
 
 
-def attention(cfg: LlamaConfig, angles: jax.Array, p: Params, made: dict[str, jax.Array]) -> jax.Array:
-    """Causal grouped-query attention of the projections `q`, `k` and `v`."""
+Mix = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+"""From queries, keys and values, whose shapes are those of `plain`, to what each query attends to."""
+
+
+def attention(
+    cfg: LlamaConfig, angles: jax.Array, p: Params, made: dict[str, jax.Array], mix: Mix | None = None
+) -> jax.Array:
+    """Grouped-query attention of the projections `q`, `k` and `v`, causal where `mix` says nothing else."""
     batch, seq, hidden = made["q"].shape
     group = cfg.heads // cfg.kv_heads
     q = made["q"].reshape(batch, seq, cfg.kv_heads, group, cfg.head_dim)
     k, v = (made[name].reshape(batch, seq, cfg.kv_heads, cfg.head_dim) for name in ("k", "v"))
-    mixed = _MIXES[cfg.attention](rotate(q, angles), rotate(k, angles), v)
+    mixed = (mix or _MIXES[cfg.attention])(rotate(q, angles), rotate(k, angles), v)
     return jnp.matmul(mixed.reshape(batch, seq, hidden), p["out"])
 
 
@@ -182,7 +197,7 @@ def splash(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
 
 
 _MIXES: Final = {"plain": plain, "splash": splash, "cudnn": cudnn}
-_PLATFORMS: Final = {"plain": "cpu", "splash": "tpu", "cudnn": "cuda"}
+PLATFORMS: Final = {"plain": "cpu", "splash": "tpu", "cudnn": "cuda"}
 
 
 def feed_forward(p: Params, made: dict[str, jax.Array]) -> jax.Array:
@@ -190,10 +205,12 @@ def feed_forward(p: Params, made: dict[str, jax.Array]) -> jax.Array:
     return jnp.matmul(jax.nn.silu(made["gate"]) * made["up"], p["down"])
 
 
-def layer(cfg: LlamaConfig, angles: jax.Array, x: jax.Array, p: Params, _key: jax.Array) -> jax.Array:
+def layer(
+    cfg: LlamaConfig, angles: jax.Array, x: jax.Array, p: Params, _key: jax.Array | None, mix: Mix | None = None
+) -> jax.Array:
     """One layer over `x` [batch, seq, hidden]; nothing in it is random."""
     made = project(cfg, p, rms_norm(p["norm1"], x), ("q", "k", "v", *(("gate", "up") if cfg.parallel else ())))
-    x = x + attention(cfg, angles, p, made)
+    x = x + attention(cfg, angles, p, made, mix)
     if not cfg.parallel:
         made = project(cfg, p, rms_norm(p["norm2"], x), ("gate", "up"))
     return x + feed_forward(p, made)
@@ -203,7 +220,7 @@ def loss(cfg: LlamaConfig, params: Params, tokens: jax.Array, key: jax.Array) ->
     """Mean next-token cross entropy of `tokens` [batch, seq + 1] (int32)."""
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
     params = cast(params, cfg.dtype)
-    each = partial(layer, cfg, rotary_angles(cfg))
+    each = partial(layer, cfg, rotary_angles(cfg, jnp.arange(cfg.seq)))
     x = run_layers(
         jax.checkpoint(each) if cfg.remat else each, params["embed"][inputs], params["layers"], cfg.layers, key
     )
@@ -211,10 +228,82 @@ def loss(cfg: LlamaConfig, params: Params, tokens: jax.Array, key: jax.Array) ->
 
 
 def sample(cfg: LlamaConfig, key: jax.Array) -> jax.Array:
-    """Returns random tokens [batch, seq + 1] (int32)."""
-    return jax.random.randint(key, (cfg.batch, cfg.seq + 1), 0, cfg.vocab, jnp.int32)
+    """Returns random tokens (int32): [batch, seq + 1], of a prompt [batch, prompt], to decode behind [batch, 1]."""
+    length = {"train": cfg.seq + 1, "prefill": cfg.prompt, "decode": 1}[cfg.phase]
+    return jax.random.randint(key, (cfg.batch, length), 0, cfg.vocab, jnp.int32)
 
 
 def model(cfg: LlamaConfig) -> Model:
-    """Returns the LLaMA as a model to train."""
-    return Model("llama", partial(init, cfg), partial(loss, cfg), partial(sample, cfg), _PLATFORMS[cfg.attention])
+    """Returns the LLaMA as a model to train, or to run with a cache."""
+    if cfg.phase != "train":
+        step = partial(infer, cfg, partial(layer_over_cache, cfg))
+        return Model("llama", partial(init_cached, cfg, partial(init, cfg)), no_loss, partial(sample, cfg), step=step)
+    return Model("llama", partial(init, cfg), partial(loss, cfg), partial(sample, cfg), PLATFORMS[cfg.attention])
+
+
+# Inference
+
+
+Carry = tuple[jax.Array, jax.Array, jax.Array]
+"""What goes from layer to layer, and the keys and values of all of them."""
+Cached = Callable[[jax.Array, Mix, jax.Array, Params], jax.Array]
+"""A layer over `x` at positions of some angles, with keys and values of a cache: (angles, mix, x, params) -> x."""
+
+
+def no_loss(_params: Params, _batch: jax.Array, _key: jax.Array) -> jax.Array:
+    """Raises, for inference has no loss."""
+    raise ValueError("a step of inference has no loss")
+
+
+def init_cached(cfg: LlamaConfig, init_params: Callable[[jax.Array], Params], key: jax.Array) -> Params:
+    """Returns the state of inference: parameters in the type of the layers, an empty cache, and its length.
+
+    Shapes: `keys` and `values` are [layers, batch, seq, kv_heads, head_dim], `length` is one for all sequences.
+    """
+    kind, shape = DTYPES[cfg.dtype], (cfg.layers, cfg.batch, cfg.seq, cfg.kv_heads, cfg.head_dim)
+    cache = {"keys": jnp.zeros(shape, kind), "values": jnp.zeros(shape, kind), "length": jnp.zeros((), jnp.int32)}
+    return {"params": cast(init_params(key), cfg.dtype), "cache": cache}
+
+
+def infer(cfg: LlamaConfig, each: Cached, state: Params, tokens: jax.Array) -> tuple[Params, jax.Array]:
+    """Runs `tokens` [batch, new] behind what the cache holds, and adds their keys and values to it.
+
+    Returns the next state, and the logits after the last of them [batch, vocab] in float32.
+    """
+    params, cache = state["params"], state["cache"]
+    new, length = tokens.shape[1], cache["length"]
+    positions = length + jnp.arange(new)
+    angles, mask = rotary_angles(cfg, positions), jnp.arange(cfg.seq) <= positions[:, None]
+
+    def run(carry: Carry, one: tuple[jax.Array, Params]) -> tuple[Carry, None]:
+        x, keys, values = carry
+        number, p = one
+
+        def mix(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+            nonlocal keys, values
+            keys, values = (
+                jax.lax.dynamic_update_slice(whole, part[None], (number, 0, length, 0, 0))
+                for whole, part in ((keys, k), (values, v))
+            )
+            own, theirs = (jax.lax.dynamic_index_in_dim(whole, number, keepdims=False) for whole in (keys, values))
+            return attend(q, own, theirs, mask)
+
+        x = each(angles, mix, x, p)
+        return (x, keys, values), None
+
+    carry: Carry = params["embed"][tokens], cache["keys"], cache["values"]
+    if isinstance(params["layers"], dict):
+        carry, _ = jax.lax.scan(run, carry, (jnp.arange(cfg.layers), params["layers"]))
+    else:
+        for number, p in enumerate(params["layers"]):
+            with jax.named_scope(f"layer{number}"):
+                carry, _ = run(carry, (jnp.asarray(number), p))
+    x, keys, values = carry
+    logits = rms_norm(params["final"], x[:, -1]) @ params["head"]
+    cache = {"keys": keys, "values": values, "length": length + new}
+    return {"params": params, "cache": cache}, logits.astype(jnp.float32)
+
+
+def layer_over_cache(cfg: LlamaConfig, angles: jax.Array, mix: Mix, x: jax.Array, p: Params) -> jax.Array:
+    """One layer over `x` [batch, new, hidden], with the keys and values that `mix` has."""
+    return layer(cfg, angles, x, p, None, mix)

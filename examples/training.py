@@ -43,8 +43,9 @@ class State(NamedTuple):
 class Model(NamedTuple):
     """A model that can be trained: how to start it, its loss, and how to draw a random batch.
 
-    Every function takes a key last. `platform` is what a step is lowered for: a vendor's only where the model has its
-    kernels, and otherwise the CPU, whose lowering has no custom calls.
+    Every function takes a key last. A model that is not trained has a `step` of its own, from a state that `init` gives
+    and a batch to the next state and a result; its loss is never asked for. `platform` is what a step is lowered for: a
+    vendor's only where the model has its kernels, and otherwise the CPU, whose lowering has no custom calls.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Model(NamedTuple):
     loss: Callable[[Params, Batch, jax.Array], jax.Array]
     sample: Callable[[jax.Array], Batch]
     platform: str = PLATFORM
+    step: Callable[[Any, Batch], tuple[Any, Any]] | None = None
 
     @property
     def batch(self) -> Batch:
@@ -59,16 +61,23 @@ class Model(NamedTuple):
         return jax.eval_shape(self.sample, jax.random.key(0))
 
 
-def init_state(model: Model, key: jax.Array) -> State:
-    """Returns the state before the first step."""
+def init_state(model: Model, key: jax.Array) -> Any:  # noqa: ANN401 - `State`, or a model's own
+    """Returns the state before the first step: a `State`, or that of a model with a step of its own."""
     params = model.init(key)
+    if model.step is not None:
+        return params
     return State(
         params, jax.tree.map(jnp.zeros_like, params), jax.tree.map(jnp.zeros_like, params), jnp.zeros((), jnp.int32)
     )
 
 
-def make_step(model: Model, adam: Adam = ADAM, seed: int = 0) -> Callable[[State, Batch], tuple[State, jax.Array]]:
-    """Returns `step(state, batch) -> (state, loss)`; dropout keys are folded from `seed` and the step number."""
+def make_step(model: Model, adam: Adam = ADAM, seed: int = 0) -> Callable[[Any, Batch], tuple[Any, Any]]:
+    """Returns `step(state, batch) -> (state, loss)`, or the model's own step, if it has one.
+
+    Dropout keys are folded from `seed` and the step number.
+    """
+    if model.step is not None:
+        return model.step
 
     def step(state: State, batch: Batch) -> tuple[State, jax.Array]:
         key = jax.random.fold_in(jax.random.key(seed), state.step)
@@ -87,15 +96,16 @@ def make_step(model: Model, adam: Adam = ADAM, seed: int = 0) -> Callable[[State
     return step
 
 
-def abstract_state(model: Model) -> State:
+def abstract_state(model: Model) -> Any:  # noqa: ANN401 - as above
     """Returns the shapes of the state: nothing is allocated, so any size works on a laptop."""
-    state: State = jax.eval_shape(lambda: init_state(model, jax.random.key(0)))
-    return state
+    return jax.eval_shape(lambda: init_state(model, jax.random.key(0)))
 
 
 def num_params(model: Model) -> int:
     """Returns the number of trained values."""
-    return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0))))
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    params = shapes if model.step is None else shapes["params"]
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
 def jit_step(model: Model, adam: Adam = ADAM, seed: int = 0) -> jax.stages.Wrapped:

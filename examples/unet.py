@@ -131,8 +131,8 @@ def embed_time(layers: list[Params], time: jax.Array) -> jax.Array:
     """Maps `time` [batch], from 0 to 1, through sines and cosines of many wave lengths to [batch, embedding]."""
     half = layers[0]["weight"].shape[0] // 2
     phases = time[:, None] * TIME_SCALE * 10000.0 ** -(jnp.arange(half) / half)
-    waves = jnp.concatenate([jnp.sin(phases), jnp.cos(phases)], axis=-1)
-    return jax.nn.silu(linear(layers[1], jax.nn.silu(linear(layers[0], waves))))
+    waves = jnp.concatenate([jnp.sin(phases), jnp.cos(phases)], axis=-1).astype(layers[0]["weight"].dtype)
+    return linear(layers[1], jax.nn.silu(linear(layers[0], waves)))
 
 
 def block(groups: int, p: Params, x: jax.Array, time: jax.Array) -> jax.Array:
@@ -153,7 +153,7 @@ def attention(groups: int, p: Params, x: jax.Array) -> jax.Array:
 
 def predict(cfg: UNetConfig, params: Params, x: jax.Array, time: jax.Array) -> jax.Array:
     """Returns the noise that was added to `x` [batch, image, image, 3], given the `time` [batch] from 0 to 1."""
-    apply, told = partial(block, cfg.groups), embed_time(params["time"], time)
+    apply, told = partial(block, cfg.groups), jax.nn.silu(embed_time(params["time"], time))
     x = convolve(params["start"], x)
     skips = []
     for index, size in enumerate(params["down"]):
@@ -173,16 +173,21 @@ def predict(cfg: UNetConfig, params: Params, x: jax.Array, time: jax.Array) -> j
     return convolve(params["end"], jax.nn.silu(group_norm(cfg.groups, params["norm"], x)))
 
 
+def noised(images: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns `images` [batch, ...] with noise, the noise, and the times [batch] from 0 to 1 by which it grows."""
+    key_time, key_noise = jax.random.split(key)
+    time = jax.random.uniform(key_time, (len(images),))
+    noise = jax.random.normal(key_noise, images.shape)
+    angle = time[:, None, None, None] * (jnp.pi / 2)
+    return jnp.cos(angle) * images + jnp.sin(angle) * noise, noise, time
+
+
 def loss(cfg: UNetConfig, params: Params, images: jax.Array, key: jax.Array) -> jax.Array:
     """Mean squared error of the predicted noise in `images` [batch, image, image, 3].
 
     Noise and times are drawn from `key`.
     """
-    key_time, key_noise = jax.random.split(key)
-    time = jax.random.uniform(key_time, (len(images),))
-    noise = jax.random.normal(key_noise, images.shape)
-    angle = time[:, None, None, None] * (jnp.pi / 2)
-    noisy = jnp.cos(angle) * images + jnp.sin(angle) * noise
+    noisy, noise, time = noised(images, key)
     return jnp.mean((predict(cfg, params, noisy, time) - noise) ** 2)
 
 

@@ -12,12 +12,15 @@ from typing import Final
 
 import bert
 import clip
+import dit
 import dlrm
 import forward_forward
 import gnmt
 import gpt
 import llama
+import llava
 import mamba
+import mixtral
 import mlp
 import moe
 import resnet
@@ -82,6 +85,24 @@ WAV2VEC2: Final = wav2vec2.Wav2Vec2Config(
     samples=128,
     batch=8,
 )
+MIXTRAL: Final = mixtral.MixtralConfig(
+    layers=2, hidden=64, heads=16, kv_heads=8, ffn=64, vocab=64, seq=16, batch=8, group=8, scan=True
+)
+DIT: Final = dit.DiTConfig(image=8, channels=8, layers=2, hidden=32, heads=8, ffn=64, classes=8, batch=8, scan=True)
+LLAVA: Final = llava.LlavaConfig(
+    layers=2,
+    hidden=128,
+    heads=16,
+    kv_heads=8,
+    ffn=64,
+    vocab=64,
+    seq=8,
+    batch=8,
+    image=16,
+    patch=4,
+    image_hidden=32,
+    scan=True,
+)
 M6: Final = moe.MoEConfig(
     layers=1, hidden=32, heads=8, ffn=64, experts=8, vocab=64, seq=8, batch=8, every=1, patches=8, pixels=16
 )
@@ -89,6 +110,7 @@ M6: Final = moe.MoEConfig(
 ZOO: Final[dict[str, Model]] = {
     "bert": bert.model(BERT),
     "clip": clip.model(CLIP),
+    "dit": dit.model(DIT),
     "dlrm": dlrm.model(DLRM),
     "dnabert": bert.model(replace(BERT, convs=1)),
     "forward-forward": forward_forward.model(FORWARD),
@@ -101,8 +123,12 @@ ZOO: Final[dict[str, Model]] = {
     "llama": llama.model(LLAMA),
     "llama-scan-fused": llama.model(replace(LLAMA, layers=2, scan=True, fused_gate_up=True)),
     "llama-remat": llama.model(replace(LLAMA, remat=True)),
+    "llama-decode": llama.model(replace(LLAMA, layers=2, scan=True, phase="decode")),
+    "llava": llava.model(LLAVA),
     "m6": moe.model(M6),
     "mamba": mamba.model(MAMBA),
+    "mixtral": mixtral.model(MIXTRAL),
+    "mixtral-prefill": mixtral.model(replace(MIXTRAL, phase="prefill", prompt=8)),
     "mlp": mlp.model(replace(MLP, dropout=0.0)),
     "mlp-dropout": mlp.model(MLP),
     "moe": moe.model(MOE),

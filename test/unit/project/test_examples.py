@@ -12,6 +12,7 @@ from pathlib import Path
 
 import bert
 import clip
+import dit
 import dlrm
 import export
 import forward_forward
@@ -20,8 +21,11 @@ import gpt
 import jax
 import jax.export
 import jax.numpy as jnp
+import layers
 import llama
+import llava
 import mamba
+import mixtral
 import mlp
 import moe
 import numpy as np
@@ -62,6 +66,9 @@ CLIP = clip.CLIPConfig(
 FORWARD = forward_forward.ForwardForwardConfig(sizes=(16, 32, 32), classes=4, batch=16)
 VIT = vit.ViTConfig(image=8, patch=4, layers=1, hidden=16, heads=2, ffn=32, classes=6, batch=4)
 UNET = unet.UNetConfig(channels=4, multipliers=(1, 2), blocks=1, groups=2, image=8, batch=4)
+MIXTRAL = mixtral.MixtralConfig(
+    layers=2, hidden=16, heads=4, kv_heads=2, ffn=24, experts=4, vocab=32, seq=8, batch=4, capacity=4.0, scan=True
+)
 MODELS = {
     "bert": bert.model(bert.BERTConfig(layers=1, hidden=16, heads=2, ffn=32, vocab=32, seq=32, batch=4)),
     "dlrm": dlrm.model(zoo.DLRM),
@@ -77,6 +84,9 @@ MODELS = {
     "llama": llama.model(LLAMA),
     "llama-scan-fused": llama.model(dataclasses.replace(LLAMA, layers=2, scan=True, fused_gate_up=True)),
     "moe": moe.model(moe.MoEConfig(layers=2, hidden=16, heads=2, ffn=32, experts=4, vocab=32, seq=8, batch=4)),
+    "mixtral": mixtral.model(dataclasses.replace(MIXTRAL, group=4)),
+    "dit": dit.model(dataclasses.replace(zoo.DIT, batch=4)),
+    "llava": llava.model(dataclasses.replace(zoo.LLAVA, layers=1, image_layers=1, hidden=32, heads=4, kv_heads=2)),
     "resnet": resnet.model(
         resnet.ResNetConfig(blocks=(1, 1), channels=4, width_factor=2, classes=6, image=16, batch=4)
     ),
@@ -91,7 +101,14 @@ ARGS = ["mlp", "--sizes=8,16,4", "--batch=4"]
 ARGUMENT_NAMES = ["state.params[0]['bias']", "state.mu[1]['weight']", "state.step", "batch['x']", "batch['y']"]
 
 
-@pytest.fixture(params=MODELS.values(), ids=MODELS.keys())
+LONG = ("dit", "llava", "mixtral")
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(model, id=name, marks=[pytest.mark.long] if name in LONG else []) for name, model in MODELS.items()
+    ]
+)
 def model(request):
     return request.param
 
@@ -408,6 +425,12 @@ def listed():
         ("bert", "bert-large", 340),
         ("bert", "dnabert", 162),
         ("llama", "llama-3-8b", 8030.261),
+        ("llama", "llama-3-70b", 70553.706),
+        ("llama", "llama-3-405b", 405853.4),
+        ("mixtral", "mixtral-8x7b", 46702.8),
+        ("dit", "dit-b-2", 130),
+        ("dit", "dit-xl-2", 675),
+        ("llava", "llava-7b", 7060),
         ("resnet", "resnet50-100k-classes", 228.4),
         ("resnet", "wr-0.5b", 500),
         ("resnet", "wr-6.8b", 6800),
@@ -531,3 +554,23 @@ def test_the_script_writes_to_stdout_and_is_deterministic():
     ]
     assert runs[0] == runs[1]
     assert b"func.func public @main" in runs[0]
+
+
+@pytest.mark.parametrize(("family", "cfg"), [(llama, LLAMA), pytest.param(mixtral, MIXTRAL, marks=pytest.mark.long)])
+def test_prefill_and_decode_give_what_the_layers_give_at_once(family, cfg):
+    """The logits behind a prompt of five tokens, and behind each of three more, are those of the whole sequence."""
+    params = family.init(cfg, jax.random.key(0))
+    tokens = jax.random.randint(jax.random.key(1), (cfg.batch, cfg.seq), 0, cfg.vocab)
+    each = functools.partial(family.layer, cfg, llama.rotary_angles(cfg, jnp.arange(cfg.seq)))
+    x = params["embed"][tokens]
+    start = (x, 0.0) if family is mixtral else x
+    out = transformer.run_layers(each, start, params["layers"], cfg.layers, jax.random.key(0))
+    x = out[0] if family is mixtral else out
+    wanted = layers.rms_norm(params["final"], x) @ params["head"]
+    fill = family.model(dataclasses.replace(cfg, phase="prefill", prompt=5))
+    decode = family.model(dataclasses.replace(cfg, phase="decode"))
+    state = {**fill.init(jax.random.key(0)), "params": params}
+    for at, (model, part) in enumerate([(fill, tokens[:, :5]), *((decode, tokens[:, n, None]) for n in (5, 6, 7))], 4):
+        state, logits = jit_step(model)(state, part)
+        np.testing.assert_allclose(logits, wanted[:, at], rtol=1e-4, atol=1e-5)
+    assert int(state["cache"]["length"]) == cfg.seq
