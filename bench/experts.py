@@ -94,6 +94,23 @@ CASES: Final[dict[str, Case]] = {
         ("*.layers.*.out", "*.select", "*.log_rates"),
     ),
     "dlrm": Case("dlrm", {"tables": (1 << 20,) * 8, "batch": 65536}, experts=("*.tables.*",)),
+    "mixtral": Case(
+        "mixtral",
+        {
+            "layers": 1,
+            "hidden": 4096,
+            "heads": 32,
+            "kv_heads": 8,
+            "ffn": 14336,
+            "vocab": 32000,
+            "seq": 2048,
+            "batch": 8,
+        },
+        (*_ATTENTION, "*.up", "*.gate", "*.head"),
+        _ROWS,
+        ("*.experts.*",),
+        norms=_NORMS,
+    ),
     "llama": Case(
         "llama",
         {
@@ -154,7 +171,8 @@ def _megatron(case: Case, name: str, shape: Sequence[int], _size: int) -> int | 
 
 
 def _by_expert(case: Case, name: str, shape: Sequence[int], size: int) -> int | None:
-    return 0 if matches(name, case.experts) else _batch(case, name, shape, size)
+    # behind the layers' dim, where layers are stacked
+    return max(len(shape) - 3, 0) if matches(name, case.experts) else _batch(case, name, shape, size)
 
 
 def _by_class(case: Case, name: str, shape: Sequence[int], size: int) -> int | None:

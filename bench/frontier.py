@@ -1,9 +1,9 @@
 """Plans of the largest models on the clusters that train them, against experts' and against what was published.
 
-Each row is a training step of a scanned model with rematerialization and a kernel for attention, from shapes alone. It
-is planned as a user plans it, and as its experts say: an expert's pins (experts.py) for the mesh of a public
-configuration, completed by the same search, or its number of stages and mesh. What is published is of the same model
-on as many devices of the kind as the source has, which is named in the row.
+Each row is a training step of a scanned model with a kernel for attention, from shapes alone, with `jax.checkpoint`
+around layers unless the row's name ends in -free. It is planned as a user plans it, and as its experts say: an expert's
+pins (experts.py) for the mesh of a public configuration, completed by the same search. What is published is of the same
+model on as many devices of the kind as the source has, which is named in the row.
 
     plan        mesh, and micro-batches or stages where there are several
     share       FLOP of the model over those of the machine in that time: 6 for each token and parameter (of experts
@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, Final
 from unittest import mock
 
+import jax
 from experts import CASES, pins
 from models import sized, step_of
 from papers import resized
@@ -51,7 +52,6 @@ _CUDNN: Final = 91000
 """The version of cuDNN that a step is lowered for: where none is installed, JAX asks for that alone."""
 
 SHARD: Final = ("--auto-shard", "--mesh=auto")
-PARALLEL: Final = ("--auto-parallel", "--jobs=1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +77,16 @@ KINDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Expert:
-    """What an expert says: roles of the axes of a mesh (experts.py), or stages; and more options of the command."""
+    """What an expert says: roles of the axes of a mesh (experts.py), and more options of the command."""
 
     mesh: str
-    roles: tuple[str, ...] = ()
+    roles: tuple[str, ...]
     words: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """Says it in words."""
         sizes = [size for _, size in parse_mesh(self.mesh).axes]
-        named = " x ".join(f"{role} {size}" for role, size in zip(self.roles, sizes, strict=False)) or self.mesh
+        named = " x ".join(f"{role} {size}" for role, size in zip(self.roles, sizes, strict=True))
         return ", ".join([named, *(word.removeprefix("--") for word in self.words)])
 
 
@@ -101,6 +101,11 @@ class Row:
     experts: tuple[Expert, ...]
     words: tuple[str, ...] = SHARD
     published: str = ""
+
+    @property
+    def case(self) -> str:
+        """Where experts.py has what experts say of the model."""
+        return self.preset.partition("-")[0]
 
 
 def fsdp(mesh: str, *words: str) -> Expert:
@@ -117,9 +122,8 @@ _LLAMA3: Final = "The Llama 3 Herd of Models, table 4: 43 % on 8,192 (TP 8, PP 1
 _LLAMA3_LONG: Final = "the same: 38 % on 16,384 (TP 8, CP 16, PP 16, DP 8)"
 _MAXTEXT_V5P: Final = "MaxText, configs/v5p/README.md: 64B on 64 chips 70 %, 512B on 512 chips 64 %"
 _MAXTEXT_70B: Final = "MaxText, reference/models/tiering.md: Llama 2 70B, 512 chips, sequences of 4,096: 65 %"
+_MAXTEXT_MIXTRAL: Final = "MaxText, reference/models/tiering.md: 256 chips, sequences of 4,096: 53 %"
 _MAXTEXT_7B: Final = "MaxText, configs/a3/llama_2_7b/README.md: Llama 2 7B on 64: 409 TFLOP/s, 41 %"
-
-_CASE_OF: Final = {"llama-3-8b": "llama", "llama-3-70b": "llama", "llama-3-405b": "llama"}
 
 SHORT, LONG = 8192, 131072
 
@@ -130,7 +134,28 @@ ROWS: Final[dict[str, Row]] = {
     "8b-v5p-64": Row(
         "llama-3-8b", "v5p", 64, {"seq": SHORT, "batch": 128}, (fsdp("64"), fsdp_tp("16x4")), published=_MAXTEXT_V5P
     ),
+    "8b-h100-64-free": Row(
+        "llama-3-8b",
+        "h100",
+        64,
+        {"seq": SHORT, "batch": 128, "remat": False},
+        (fsdp("64"), fsdp_tp("8x8")),
+        published=_MAXTEXT_7B,
+    ),
     "70b-h100-64": Row("llama-3-70b", "h100", 64, {"seq": SHORT, "batch": 64}, (fsdp("64"), fsdp_tp("8x8"))),
+    "70b-h100-64-free": Row(
+        "llama-3-70b", "h100", 64, {"seq": SHORT, "batch": 64, "remat": False}, (fsdp("64"), fsdp_tp("8x8"))
+    ),
+    "mixtral-h100-64": Row(
+        "mixtral-8x7b",
+        "h100",
+        64,
+        {"seq": SHORT, "batch": 128},
+        (fsdp("64"), Expert("8x8", ("zero-3", "ep")), fsdp_tp("8x8")),
+    ),
+    "mixtral-v5p-256": Row(
+        "mixtral-8x7b", "v5p", 256, {"seq": 4096, "batch": 2048}, (fsdp("256"),), published=_MAXTEXT_MIXTRAL
+    ),
     "70b-h100-256": Row("llama-3-70b", "h100", 256, {"seq": SHORT, "batch": 256}, (fsdp("256"), fsdp_tp("32x8"))),
     "70b-v5p-512": Row(
         "llama-3-70b", "v5p", 512, {"seq": SHORT, "batch": 1024}, (fsdp("512"), fsdp_tp("64x8")), published=_MAXTEXT_70B
@@ -143,9 +168,9 @@ ROWS: Final[dict[str, Row]] = {
         (
             fsdp("512"),
             fsdp_tp("64x8", "--micro-batches=8"),
-            Expert("4x8", ("zero-1", "tp+sp"), ("--stages=16", "--micro-batches=64")),
         ),
-        published=_LLAMA3,
+        (*SHARD, "--micro-batches=8"),
+        _LLAMA3,
     ),
     "405b-v5p-512": Row(
         "llama-3-405b", "v5p", 512, {"seq": SHORT, "batch": 512}, (fsdp("512"), fsdp_tp("64x8")), published=_MAXTEXT_V5P
@@ -164,7 +189,7 @@ def step_text(row: Row) -> tuple[bytes, float]:
     from jax._src.cudnn import fused_attention_stablehlo  # noqa: PLC0415 - of JAX's own, which has no other door to it
 
     attention = KINDS[row.kind].attention
-    model = sized(row.preset, scan=True, remat=True, attention=attention, **row.sizes)
+    model = sized(row.preset, **{"scan": True, "remat": True, "attention": attention, **row.sizes})
     with ExitStack() as stack:
         if attention == "cudnn":
             known = mock.patch.object(fused_attention_stablehlo, "check_cudnn_version", return_value=_CUDNN)
@@ -174,11 +199,11 @@ def step_text(row: Row) -> tuple[bytes, float]:
 
 def model_flops(model: Any) -> float:  # noqa: ANN401 - a `Model` of examples/training.py
     """Returns the FLOP of a step of a decoder: those of its parameters, and of causal attention."""
-    import jax  # noqa: PLC0415 - as above
-
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     cfg = model.loss.args[0]
-    total = sum(leaf.size for leaf in jax.tree.leaves(shapes)) - shapes["embed"].size
+    sizes = {jax.tree_util.keystr(path): leaf.size for path, leaf in jax.tree_util.tree_leaves_with_path(shapes)}
+    used = {name: 2 / cfg.experts if "['experts']" in name else 1.0 for name in sizes}
+    total = sum(size * used[name] for name, size in sizes.items()) - shapes["embed"].size
     tokens = cfg.batch * cfg.seq
     pairs = tokens * cfg.seq / 2  # of queries and keys
     return float(6 * total * tokens + 6 * 2 * cfg.layers * cfg.hidden * pairs)
@@ -270,12 +295,11 @@ def measure(name: str, options: Options) -> Result:
 
 def expert_words(row: Row, expert: Expert, text: bytes, folder: Path) -> list[str]:
     """Returns the options of the command that say what an expert says."""
-    case = CASES[_CASE_OF[row.preset]]
+    case = CASES[row.case]
     module = read_module(text, row.preset, make_context())
     constraints = folder / "expert.toml"
     constraints.write_text(pins(case, module, parse_mesh(expert.mesh), expert.roles), encoding="utf-8")
-    how = "--auto-parallel" if any(word.startswith("--stages") for word in expert.words) else "--auto-shard"
-    return [how, f"--mesh={expert.mesh}", f"--constraints={constraints}", *expert.words]
+    return ["--auto-shard", f"--mesh={expert.mesh}", f"--constraints={constraints}", *expert.words]
 
 
 def records(options: Options) -> Iterator[Result]:

@@ -47,7 +47,7 @@ from rhino.passes.sharding.choose_shardings import (
     PhaseTimes,
     ShardingChoice,
 )
-from rhino.passes.sharding.planning_pass import Target
+from rhino.passes.sharding.planning_pass import AUTO, Target
 from rhino.strategies.cost.reshard import moves
 from rhino.strategies.layout.blocked_views import Views
 
@@ -137,9 +137,11 @@ class ChooseLayouts(ChooseShardings):
                 raise best.error or error
             note = f"with all that can be computed again for the backward pass: {best.error.what}"
             raise replace(error, notes=(*error.notes, note))
+        # Which mesh is best hangs little on the share, and to look at all of them for each takes too long.
+        on_mesh = replace(self, mesh=str(best.choice.target.mesh)) if self.mesh == AUTO else self
         low, high = 0.0, 1.0
         for _ in range(_SHARES):
-            one = self.recomputed_at((low + high) / 2, before, remarks, best.step_s)
+            one = on_mesh.recomputed_at((low + high) / 2, before, remarks, best.step_s)
             if one is not None and one.choice is not None:
                 best, high = one, one.share
             else:
