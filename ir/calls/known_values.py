@@ -197,10 +197,10 @@ def _cast(op: ir.Operation, operand: Known) -> Known:
     least, most = operand.least, operand.most
     if op.name == "arith.extsi" and is_truth and operand.form is not None:
         return replace(operand, form=operand.form.times(-1), facts=())
-    if op.name == "arith.extui" and (least is None or least < 0):
+    if op.name in ("arith.extui", "arith.index_castui") and (least is None or least < 0):
         least, most = (0, 1) if is_truth else (None, None)
         return Known(of=operand.follows, low=least, high=most)
-    if op.name == "arith.trunci":
+    if op.name in ("arith.trunci", "arith.index_cast", "arith.index_castui"):
         is_bounded = least is not None and most is not None
         return fitted(operand, op.results[0].type) if is_bounded else Known(of=operand.follows)
     return replace(operand, facts=())
