@@ -175,7 +175,7 @@ QUESTIONS: Final = {
         _PADDING,
         (
             *(option(f"--{name}", size, "of the GPT") for name, size in _GPT),
-            option("--cluster", "v100x8", "a preset's name or a cluster file"),
+            option("--cluster", "h100x8", "a preset's name or a cluster file"),
         ),
         ("embedding",),
         _longer,
