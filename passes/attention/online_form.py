@@ -222,7 +222,7 @@ class Loops:
     def _linear(self, op: ir.Operation, forms: Sequence[Form]) -> Form | None:
         """Returns the form of what an op gives that is linear in what it reads, as it was before factors of rows."""
         match op.name:
-            case name if name in _KEEPING:
+            case name if name in _KEEPING and keeps_numbers(op):
                 return self._moved(op, 0, forms[0])
             case "stablehlo.negate":
                 return replace(forms[0], is_one=False)
@@ -231,7 +231,7 @@ class Loops:
                 return _times(moved[0], moved[1])
             case "stablehlo.divide":
                 if forms[1].is_plain:
-                    return forms[0]
+                    return replace(forms[0], is_one=False)
                 if forms[1].largest is not None or not forms[1].is_one:
                     return None
                 inverse = tuple(replace(one, divides=not one.divides) for one in forms[1].factors)
@@ -275,6 +275,12 @@ def _times(first: Form | None, second: Form | None) -> Form | None:
         return None
     largest = first.largest if first.largest is not None else second.largest
     return Form((*first.factors, *second.factors), largest, first.is_one and second.is_one)
+
+
+def keeps_numbers(op: ir.Operation) -> bool:
+    """Says whether an op of one operand gives floating-point numbers for such, so that it rounds them at most."""
+    kinds = (ir.RankedTensorType(value.type).element_type for value in (op.operands[0], op.results[0]))
+    return all(isinstance(kind, ir.FloatType) for kind in kinds)
 
 
 def is_zero(value: Value) -> bool:

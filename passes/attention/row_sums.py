@@ -23,7 +23,7 @@ from rhino.ir.program.local_rules import shape_of
 from rhino.ir.program.numerics import reduction_of
 from rhino.passes.attention.block_views import converted
 from rhino.passes.attention.key_loop import with_factor
-from rhino.passes.attention.online_form import Factor, is_zero
+from rhino.passes.attention.online_form import Factor, is_zero, keeps_numbers
 from rhino.passes.attention.score_dims import in_order
 from rhino.passes.attention.score_region import BROADCAST, CONSTANT, CONVERT, DOT, Region, Value
 from rhino.passes.pipeline.parted_ops import broadcast
@@ -49,7 +49,7 @@ class _Product:
         name = made.name if made is not None and made in region.dims else ""
         if made is None or not name:
             self.others[value, divides] += 1
-        elif name == CONVERT:
+        elif name == CONVERT and keeps_numbers(made):
             self.take(made.operands[0], region, divides=divides)
         elif name == "stablehlo.negate":
             self.number = -self.number

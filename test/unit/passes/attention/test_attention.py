@@ -77,3 +77,29 @@ def test_keys_go_round_devices_in_a_ring_where_there_are_too_few_heads_to_split(
     _, remarks = sharded(long_attention(heads), "long", f"rhino-normalize,{passes}")
     sent = predicted_stats(remarks.result(ShardingChoice).plan).counts
     assert ("collective_permute" in sent) == is_ring
+
+
+UNUSUAL = {
+    "a row divided by what is inside": lambda s, e, rows: e * (rows / (1 + s * s)),
+    "weights that are rounded to whole numbers": lambda s, e, rows: jnp.round(8 * e).astype(jnp.int32).astype(e.dtype),
+    "products of two exponentials": lambda s, e, rows: e * e / rows,
+    "weights beside a constant": lambda s, e, rows: e / rows + 0.5,
+    "weights that are compared": lambda s, e, rows: jnp.where(e > 0.5 * rows, e, 0),
+    "negated rows": lambda s, e, rows: -rows * e,
+}
+
+
+@pytest.mark.parametrize("case", UNUSUAL)
+def test_what_no_factor_of_a_row_puts_right_takes_a_loop_of_its_own(case):
+    def weighted(q, k, v):
+        scores = q @ k.T
+        powers = jnp.exp(scores - scores.max(-1, keepdims=True))
+        return UNUSUAL[case](scores, powers, powers.sum(-1, keepdims=True)) @ v
+
+    shapes = [jax.ShapeDtypeStruct((4, 3), jnp.float32)] * 3
+    text = jax.jit(weighted).lower(*shapes).as_text()
+    module, remarks = blockwise(text.encode(), 2)
+    inputs = list(np.random.default_rng(0).uniform(-2, 2, (3, 4, 3)).astype(np.float32))
+    (before,), (after,) = evaluate(text, inputs), evaluate(str(module), inputs)
+    assert "is computed in 2 blocks" in "".join(remarks)
+    assert np.abs(after - before).max() <= TOLERANCE * np.abs(before).max()
