@@ -15,6 +15,7 @@ from planning import sharded
 from rewrites import in_f32
 from snippets import evaluate
 
+import rhino
 from rhino.ir.mlir.reader import entry_function
 from rhino.passes.sharding.choose_shardings import ShardingChoice, predicted_stats
 
@@ -103,3 +104,15 @@ def test_what_no_factor_of_a_row_puts_right_takes_a_loop_of_its_own(case):
     (before,), (after,) = evaluate(text, inputs), evaluate(str(module), inputs)
     assert "is computed in 2 blocks" in "".join(remarks)
     assert np.abs(after - before).max() <= TOLERANCE * np.abs(before).max()
+
+
+def test_a_plan_keeps_it_and_is_adopted_with_it(tmp_path):
+    def mixed(q, k, v):
+        return (jax.nn.softmax(q @ k.T) @ v).sum()
+
+    given = list(np.random.default_rng(0).normal(size=(3, 8, 4)).astype(np.float32))
+    step = rhino.parallelize(mixed, mesh="2", attention="blockwise:2")
+    step.plan(*given).save(tmp_path / "plan.json")
+    assert '"attention": "blockwise:2"' in (tmp_path / "plan.json").read_text()
+    adopted = rhino.parallelize(mixed, plan=rhino.Plan.load(tmp_path / "plan.json"), verify=True)
+    np.testing.assert_allclose(adopted(*given), mixed(*given), rtol=TOLERANCE)
