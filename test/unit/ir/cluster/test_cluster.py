@@ -169,6 +169,11 @@ def test_example_of_the_docs():
         ("\n2 = {", "\n4 = {", "'level[1].partial_bytes_per_s.4': got"),
         ('topology = "ring"', 'topology = "host"', "'level[1].partial_bytes_per_s': got"),
         ("size = 2", "size = 0", "'level[0].size': got 0"),
+        (
+            "[device.flops_per_s]",
+            "[device.compile_options]\nxla_fast = 1.5\n[device.flops_per_s]",
+            "'device.compile_options.xla_fast': got 1.5, expected true, false, a whole number or a text",
+        ),
         ("version = 1", "version = ", "not TOML: Invalid value"),
     ],
 )
@@ -180,6 +185,13 @@ def test_malformed_file(old, new, says):
     assert error.value.place.file == "my.toml"
     assert says in error.value.render()
     assert error.value.fix
+
+
+def test_options_of_the_compiler_are_kept():
+    options = "[device.compile_options]\nxla_b = true\nxla_a = 3\nxla_c = 'x'\n[device.flops_per_s]"
+    cluster = parse_cluster(example().replace("[device.flops_per_s]", options, 1))
+    assert cluster.device.compile_options == (("xla_a", 3), ("xla_b", True), ("xla_c", "x"))
+    assert parse_cluster(cluster_to_text(cluster)) == cluster
 
 
 MEASURED = """
