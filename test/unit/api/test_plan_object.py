@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec
 from training import abstract_state, make_step
 
 import rhino
+from rhino.ir.cluster.cluster import load_cluster
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.plan.plan_json import digest_of, plan_data, plan_of, plan_text
 from rhino.passes.planner.explain import explain_text
@@ -349,3 +350,15 @@ def test_a_plan_shows_itself_in_five_lines_and_in_a_notebook_as_its_page(given):
     assert max(map(len, lines)) < 240
     assert "arguments" in lines[-1]
     assert plan._repr_html_().startswith("<iframe srcdoc=")
+
+
+def test_a_plan_has_the_options_of_its_clusters_compiler_and_runs_on_hosts_without_them():
+    def step(w: jax.Array, x: jax.Array) -> jax.Array:
+        return w - 0.1 * jax.grad(lambda w: ((x @ w) ** 2).sum())(w)
+
+    w, x = jnp.ones((8, 8)), jnp.ones((16, 8))
+    fast = rhino.parallelize(step, cluster="v6e-8")
+    options = fast.plan(w, x).compile_options
+    assert options == dict(load_cluster("v6e-8").device.compile_options) != {}
+    assert jnp.allclose(fast(w, x), step(w, x))
+    assert rhino.parallelize(step, cluster="cpu8").plan(w, x).compile_options == {}
