@@ -25,7 +25,6 @@ from rhino.passes.frontend.loop_stashes import Stack, stacks_of, viewed_as, with
 from rhino.passes.frontend.loop_values import Value, copied, extended, without
 from rhino.strategies.remat.min_cut import Piece
 from rhino.strategies.remat.remat_graph import ONCE
-from rhino.strategies.remat.rematerialization import choose_pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +43,8 @@ def rematerialize_loops(entry: ir.Operation, remat: float, seconds: Mapping[ir.O
 
     `remat` is the least share of the stacks that is gone, `seconds` what ops take in a step.
     """
+    from rhino.strategies.remat.rematerialization import choose_pieces  # noqa: PLC0415 - loads LP solvers
+
     pairs = _pairs(entry)
     pieces = [pair.piece(seconds) for pair in pairs]
     found = []

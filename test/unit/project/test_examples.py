@@ -265,7 +265,7 @@ def test_queries_of_a_group_share_their_keys_and_values():
 
 def test_rotated_scores_depend_on_the_distance_alone():
     q, k = (jnp.broadcast_to(jax.random.normal(jax.random.key(seed), (4,)), (1, 8, 2, 4)) for seed in (0, 1))
-    angles = llama.rotary_angles(LLAMA)
+    angles = llama.rotary_angles(LLAMA, jnp.arange(8))
     scores = jnp.einsum("bqhd,bkhd->qk", llama.rotate(q, angles), llama.rotate(k, angles))
     for distance in range(-7, 8):
         diagonal = jnp.diagonal(scores, distance)

@@ -315,24 +315,30 @@ STORED = {
 @pytest.mark.parametrize("name", MODELS)
 def test_products_of_a_scope_are_split_by_the_batch_or_by_anything_else(name):
     step, params, batch, mesh = MODELS[name]
-    module = passed(text_of(step, params, batch), f"auto-shard{{cluster=v100x8 mesh={mesh}}}")
+    pipeline = f"auto-shard{{cluster=v100x8 mesh={mesh}}}"
+    module = passed(text_of(step, params, batch), pipeline)
     found = arguments(module)
     assert {one: found[one] for one in STORED[name]} == STORED[name]
     for scope, axis in SCOPES[name].items():
         check_products(module, scope, axis, BATCH)
+    local = passed(text_of(step, params, batch), f"{pipeline},rhino-localize")
+    products = [op for op in walk(entry_function(local).operation) if op.name == "stablehlo.dot_general"]
+    if all("replicate" in one or axis != "x" for one, axis in SCOPES[name].items()):
+        # Where a product's sum is scattered, its result does not say that the batch is what it sums.
+        assert not any(BATCH in value.type.shape for op in products for value in (*op.operands, *op.results))
 
 
 def check_products(module, scope, axis, batch):
     """Checks that products of a scope are split along an axis: by the dim of size `batch`, or not by it.
 
-    A product without a dim of that size sums over it, and is split there.
+    A product without a dim of that size sums over it, and is split there; the sum may be scattered.
     """
     products = products_in(module, scope)
     assert len(products) > 1
     for shape, dims, sums in products:
         of_batch = [axes for size, axes in zip(shape, dims, strict=True) if size == batch]
         others = [*(axes for size, axes in zip(shape, dims, strict=True) if size != batch), sums]
-        where = of_batch or [sums] if "replicate" in scope else others
+        where = of_batch if of_batch and "replicate" in scope else others
         assert sum(axis in axes for axes in where) == 1
         assert sum(axis in axes for axes in (*of_batch, *others)) == 1
 
