@@ -43,7 +43,7 @@ def check_same(got, want) -> None:
     [
         pytest.param("plain", {"stages": 4}, marks=pytest.mark.long),
         pytest.param("clipped", {"stages": 2, "schedule": "zero-bubble"}, marks=pytest.mark.long),
-        ("dropped", {"stages": 3, "mesh": "2"}),
+        pytest.param("dropped", {"stages": 3, "mesh": "2"}, marks=pytest.mark.long),
         ("checkpointed", {"stages": 4, "schedule": "interleaved", "mesh": "2"}),
         pytest.param("twice", {"stages": 2}, marks=pytest.mark.long),
         ("apart", {"stages": 3, "mesh": "1"}),

@@ -114,7 +114,7 @@ def test_a_plan_for_the_hosts_own_devices_gives_the_answer_of_one_device(name: s
     assert expected(name).difference(executable).passes
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", ["localized", pytest.param("annotated", marks=pytest.mark.long)])
 def test_a_plan_squeezed_into_less_memory_gives_the_answer_of_one_device(form: str, splitting: str):
     free = planned("two-tower", splitting)
     budget = int(0.9 * free.answer.peak_bytes)

@@ -98,7 +98,7 @@ MESHES = ("2;2", "2x2;2x2", "2;2;2;2", "4;2;2", "1;3;2", "1;1;1;1")
     ("name", "seed", "processes"),
     [
         ("dropped", 0, 1),
-        ("keyed", 12, 2),
+        pytest.param("keyed", 12, 2, marks=pytest.mark.long),
         *[
             pytest.param(name, seed, 1 + seed % 2, marks=pytest.mark.long)
             for seed, name in enumerate(sorted(STEPS)[:12])

@@ -135,7 +135,14 @@ def test_when_one_is_killed_the_launcher_names_it_and_ends_the_other(tmp_path: P
     await_end(ids)
 
 
-@pytest.mark.parametrize(("transport", "victim"), [("transfer", 0), ("transfer", 1), ("stream", 1)])
+@pytest.mark.parametrize(
+    ("transport", "victim"),
+    [
+        pytest.param("transfer", 0, marks=pytest.mark.long),
+        ("transfer", 1),
+        pytest.param("stream", 1, marks=pytest.mark.long),
+    ],
+)
 def test_when_one_is_killed_the_other_sees_it_without_a_launcher(tmp_path: Path, transport: str, victim: int):
     prepare(tmp_path, pipelined(2, 4), transport=transport)
     with alone(tmp_path) as parts:
