@@ -54,6 +54,18 @@ _COLUMNS: Final = (*_ATTENTION, "*.up", "*.up_bias")
 _ROWS: Final = ("*.out", "*.down", "*.embed")
 _NORMS: Final = "loc:*jvp(*)*/rsqrt"
 
+_LLAMA: Final = {
+    "layers": 1,
+    "hidden": 4096,
+    "heads": 32,
+    "kv_heads": 8,
+    "ffn": 14336,
+    "vocab": 32000,
+    "seq": 2048,
+    "batch": 8,
+}
+"""The sizes of one layer of a LLaMA, and of Mixtral, which has the same."""
+
 CASES: Final[dict[str, Case]] = {
     "gpt": Case("gpt", {"layers": 2}, _COLUMNS, _ROWS, norms=_NORMS),
     "moe": Case("moe", {"layers": 2}, _COLUMNS, _ROWS, ("*.experts.*",), norms=_NORMS),
@@ -96,16 +108,7 @@ CASES: Final[dict[str, Case]] = {
     "dlrm": Case("dlrm", {"tables": (1 << 20,) * 8, "batch": 65536}, experts=("*.tables.*",)),
     "mixtral": Case(
         "mixtral",
-        {
-            "layers": 1,
-            "hidden": 4096,
-            "heads": 32,
-            "kv_heads": 8,
-            "ffn": 14336,
-            "vocab": 32000,
-            "seq": 2048,
-            "batch": 8,
-        },
+        _LLAMA,
         (*_ATTENTION, "*.up", "*.gate", "*.head"),
         _ROWS,
         ("*.experts.*",),
@@ -113,16 +116,7 @@ CASES: Final[dict[str, Case]] = {
     ),
     "llama": Case(
         "llama",
-        {
-            "layers": 1,
-            "hidden": 4096,
-            "heads": 32,
-            "kv_heads": 8,
-            "ffn": 14336,
-            "vocab": 32000,
-            "seq": 2048,
-            "batch": 8,
-        },
+        _LLAMA,
         (*_ATTENTION, "*.up", "*.gate", "*.head"),
         _ROWS,
         norms=_NORMS,

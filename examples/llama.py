@@ -108,12 +108,15 @@ def init_layer(cfg: LlamaConfig, key: jax.Array) -> Params:
     return norms | own | back
 
 
-def init(cfg: LlamaConfig, key: jax.Array) -> Params:
-    """Returns the parameters; layers are a list, or (same values) stacked on a leading dimension when `cfg.scan`."""
+def init(cfg: LlamaConfig, key: jax.Array, init_one: Callable[..., Params] = init_layer) -> Params:
+    """Returns the parameters; layers are a list, or (same values) stacked on a leading dimension when `cfg.scan`.
+
+    `init_one` makes those of a layer.
+    """
     embed, layers, head = jax.random.split(key, 3)
     return {
         "embed": normal(embed, cfg.vocab, cfg.hidden),
-        "layers": init_layers(partial(init_layer, cfg), cfg.layers, layers, cfg.scan),
+        "layers": init_layers(partial(init_one, cfg), cfg.layers, layers, cfg.scan),
         "final": jnp.ones(cfg.hidden),
         "head": normal(head, cfg.hidden, cfg.vocab),
     }

@@ -19,7 +19,7 @@ from layers import Params, cast, cross_entropy, normal, rms_norm
 from llama import LlamaConfig, Mix, attention, project, rotary_angles
 from moe import route
 from training import Model
-from transformer import init_layers, run_layers
+from transformer import run_layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +80,8 @@ def init_layer(cfg: MixtralConfig, key: jax.Array) -> Params:
 
 
 def init(cfg: MixtralConfig, key: jax.Array) -> Params:
-    """Returns the parameters; layers are a list, or (same values) stacked on a leading dimension when `cfg.scan`."""
-    embed, layers, head = jax.random.split(key, 3)
-    return {
-        "embed": normal(embed, cfg.vocab, cfg.hidden),
-        "layers": init_layers(partial(init_layer, cfg), cfg.layers, layers, cfg.scan),
-        "final": jnp.ones(cfg.hidden),
-        "head": normal(head, cfg.hidden, cfg.vocab),
-    }
+    """Returns the parameters: those of a LLaMA with other layers."""
+    return llama.init(cfg, key, init_layer)
 
 
 def experts(cfg: MixtralConfig, p: Params, x: jax.Array) -> tuple[jax.Array, jax.Array]:

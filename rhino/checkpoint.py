@@ -2,9 +2,9 @@
 
 A state is kept as its own tree of whole arrays, whatever held which part of them, in the files that orbax writes: plain
 JAX reads them without this package. What is here is orbax's `handler` of trees with two more kinds of arrays, those
-that lie in some processes of a job alone and those whose rows lie on several ranks (`rhino.SplitArray`), and the way
-back to the shardings of a plan. When and where is saved, what is kept, and that a save which is cut off leaves the last
-whole one, is orbax's `CheckpointManager`:
+that lie in some processes of a job alone and those whose rows lie on several ranks (`rhino.SplitArray`), and what
+restores a state with the shardings of a plan. When and where is saved, what is kept, and that a save which is cut off
+leaves the last whole one, is orbax's `CheckpointManager`:
 
     with ocp.CheckpointManager(folder, item_handlers=rhino.checkpoint.handler()) as manager:
         manager.save(number, args=rhino.checkpoint.save_args(state))
@@ -100,7 +100,8 @@ class _StateHandler(ArrayHandler):
         keys = {name: str(jax.random.key_impl(value)) for name, value in names.items() if _is_key(value)}
         plain = [jax.random.key_data(value) if _is_key(value) else value for value in values]
         for one in plain:
-            jax.tree.map(lambda part: part.copy_to_host_async(), _local_parts(one))
+            for part in _local_parts(one):
+                part.copy_to_host_async()
         writing = jax_array_handlers._async_serialize_replica_slices(
             [_slices(one) for one in plain],
             infos,
@@ -119,8 +120,8 @@ class _StateHandler(ArrayHandler):
         assert args is not None, "restore_args gives them"
         await asyncio.gather(*[info.await_path_creation() for info in infos])
         found = await self._array_metadata_store.read(checkpoint_dir=infos[0].parent_dir)
-        told = [one for each in (found.values() if isinstance(found, dict) else [found or ()]) for one in each]
-        impls = {one.param_name: (one.ext_metadata or {}).get(array_metadata.RANDOM_KEY_IMPL) for one in told}
+        known = [one for each in (found.values() if isinstance(found, dict) else [found or ()]) for one in each]
+        impls = {one.param_name: (one.ext_metadata or {}).get(array_metadata.RANDOM_KEY_IMPL) for one in known}
         return await asyncio.gather(
             *[self._read(info, arg.sharding, impls.get(info.name)) for info, arg in zip(infos, args, strict=True)]
         )

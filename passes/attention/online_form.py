@@ -1,7 +1,7 @@
 """In which loop over the blocks each sum of attention is computed, and how those of the first loop are put right.
 
 A loop over the blocks computes, for each, what is inside of the region, and sums it up. What reads such a sum comes
-after the loop, and what is computed of that inside of the region in a loop of its own, which computes again what it
+after the loop, and what is computed of that inside of the region in a loop of its own, which recomputes what it
 reads. So a softmax would take three loops: for the largest number of each row, for the sum of the exponentials of what
 is left when it is subtracted, and for the products with what these are divided by.
 

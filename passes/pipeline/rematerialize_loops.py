@@ -1,12 +1,12 @@
-"""Loops over layers whose backward pass computes again what the forward pass would stack for it.
+"""Loops over layers whose backward pass recomputes what the forward pass would stack for it.
 
 JAX's `scan` stacks what the backward pass reads of each layer. A loop that reads such stacks has the layers' weights in
 most steps, and can have what goes from layer to layer: of these each round of it computes what it would read. So what
 `jax.checkpoint` around a layer does is done to a layer without it, and for as little as memory asks for: which values
-of a round are stacked, and which are computed again, is a minimum cut (strategies/remat/min_cut.py) over the ops of a
+of a round are stacked, and which are recomputed, is a minimum cut (strategies/remat/min_cut.py) over the ops of a
 body, each value as large as its stack.
 
-A loop whose backward pass has a barrier is left as it is: the user has said there what it computes again.
+A loop whose backward pass has a barrier is left as it is: the user has said there what it recomputes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rhino.strategies.remat.remat_graph import ONCE
 
 @dataclass(frozen=True, slots=True)
 class LoopChoice:
-    """What a loop's backward pass computes again: `num_ops` ops a round, so that `kept_bytes` of `stash_bytes` stay."""
+    """What a loop's backward pass recomputes: `num_ops` ops a round, so that `kept_bytes` of `stash_bytes` stay."""
 
     location: ir.Location
     stash_bytes: int

@@ -5,7 +5,7 @@ several kinds, it is planned without each kind that moves something in turn, and
 faster so. What takes least is kept; a form is given up once its bound shows that it will not be. Any other step is
 planned once, as `rhino-choose-shardings` does it.
 
-With `recompute`, a step of which no choice fits is planned with values of its forward pass computed again for its
+With `recompute`, a step of which no choice fits is planned with values of its forward pass recomputed for its
 backward pass, as `rhino-remat` does it: with all that can be, and where that fits with fewer shares of them.
 
 Reads     what `rhino-choose-shardings` and `rhino-materialize-strides` read; the views are for all devices of the mesh.
@@ -83,7 +83,7 @@ HOST_SHARES: Final = (0.25, 0.5, 0.75, 1.0)
 
 
 _SHARES: Final = 3
-"""How often the share that is computed again is halved, or more of it is taken: to an eighth of the stash."""
+"""How often the share that is recomputed is halved, or more of it is taken: to an eighth of the stash."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class ChooseLayouts(ChooseShardings):
     name: ClassVar[str] = "rhino-choose-layouts"
 
     recompute: bool = opt(
-        False, "true = where no choice fits, values of the forward pass are computed again for the backward pass"
+        False, "true = where no choice fits, values of the forward pass are recomputed for the backward pass"
     )
     own_shapes: bool = opt(
         False, "true = between steps arrays have the shapes of the program as written, and are moved in each step"
@@ -125,7 +125,7 @@ class ChooseLayouts(ChooseShardings):
             best.add_to(remarks)
 
     def recomputed(self, before: ir.Operation, remarks: Remarks, error: DoesNotFitError) -> _Tried:
-        """Returns the best choice for a step with some of its activation stash computed again.
+        """Returns the best choice for a step with some of its activation stash recomputed.
 
         Raises `error`, of the step as it is, where not even all of it is enough.
         """
@@ -151,9 +151,9 @@ class ChooseLayouts(ChooseShardings):
     def recomputed_at(
         self, share: float, before: ir.Operation, remarks: Remarks, cutoff_s: float = inf
     ) -> _Tried | None:
-        """Returns a step with this share of its activation stash computed again, as it is planned.
+        """Returns a step with this share of its activation stash recomputed, as it is planned.
 
-        Returns None if nothing is computed again.
+        Returns None if nothing is recomputed.
         """
         one = _Tried(before.clone(), {}, remarks, share)
         Rematerialize(remat=f"{share:g}", cluster=self.cluster).run(one.module, one.remarks)
@@ -275,7 +275,7 @@ class ChooseLayouts(ChooseShardings):
 class _Tried:
     """A form of a step as it was planned: its choice, or the error where there is none.
 
-    One that was given up has a bound alone. Of its activation stash `share` is computed again, or lies in host memory,
+    One that was given up has a bound alone. Of its activation stash `share` is recomputed, or lies in host memory,
     where `hosted` are the values that do.
     """
 

@@ -332,7 +332,8 @@ class Binder:
             else:
                 receive = self._transport.receiver(uid, giver, [kinds[number] for number in numbers])
                 takes.append(partial(_of_step, receive, memory))
-        places, join = [order.index(number) for number in taking.numbers], taking.join
+        place_of, join = {number: place for place, number in enumerate(order)}, taking.join
+        places = [place_of[number] for number in taking.numbers]
 
         def action() -> None:
             parts = [part for take in takes for part in take()]

@@ -67,6 +67,8 @@ def bind_giving(move: Move, rank: RankDevices, numbers: Sequence[int]) -> Callab
 
     They lie on devices of this process.
     """
+    if move.is_whole and len(numbers) == len(rank.here):
+        return parts_of
     every, place = move.pieces(), {device: at for at, device in enumerate(rank.here)}
     part_shape = rank.placement(move.source).shard_shape(move.source.shape)
     order = sorted(range(len(numbers)), key=lambda at: every[numbers[at]].source)
@@ -78,8 +80,6 @@ def bind_giving(move: Move, rank: RankDevices, numbers: Sequence[int]) -> Callab
             cutters.append((place[source], own, None))
             continue
         cutters.append((place[source], own, _compiled(_cutter(spans), _kind(move.source, part_shape, rank, source))))
-    if move.is_whole and len(numbers) == len(rank.here):
-        return parts_of
 
     def cut(array: jax.Array) -> Parts:
         parts = parts_of(array)
