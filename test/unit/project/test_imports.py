@@ -6,6 +6,7 @@ docs/rooms.py has it.
 """
 
 import ast
+import tomllib
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -159,3 +160,9 @@ def test_rooms_import_from_rooms_before_them(folder: str, room: str):
 
 def test_the_drawing_and_the_table_of_rooms_are_up_to_date():
     assert rooms.main(["--check"]) == 0
+
+
+def test_an_installed_wheel_has_every_package():
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    found = {name.rpartition(".")[0] for name in FILES} | {"rhino"}
+    assert found == set(declared["packages"])
