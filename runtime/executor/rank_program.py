@@ -106,7 +106,9 @@ def compile_programs(
     for program, rank in programs:
         if program.name not in parsed:
             parsed[program.name] = _with_donations(program, _module(program, modules, rank.mesh))
-    executables = cache.compile([Request(parsed[program.name], rank.devices) for program, rank in programs])
+    executables = cache.compile(
+        [Request(parsed[program.name], rank.devices, program.name) for program, rank in programs]
+    )
     return [_checked(program, rank, one) for (program, rank), one in zip(programs, executables, strict=True)]
 
 

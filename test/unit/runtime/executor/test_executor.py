@@ -6,13 +6,16 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 import sleep_op
+from jax._src import compilation_cache
+from jax._src.lru_cache import LRUCache
 from pipelined_mlp import HIDDEN, Pipelined, by_hand, pipelined
 
 from rhino.ir.cluster.mesh import mesh_of_shape
@@ -21,6 +24,7 @@ from rhino.ir.plan.instructions import Feed, Fetch, Free, Layout, Run, Slot, Ste
 from rhino.ir.plan.step_memory import live_slots, memory_of
 from rhino.runtime.distributed.tcp_transport import StreamTransport
 from rhino.runtime.distributed.watchdog import Watchdog
+from rhino.runtime.executor import compile_cache
 from rhino.runtime.executor.compile_cache import CompileCache
 from rhino.runtime.executor.executor import Executor, devices_of_ranks
 from rhino.runtime.executor.trace import MEASURED, SIMULATED, Recorder, chrome_trace
@@ -28,6 +32,21 @@ from rhino.runtime.executor.transport import SocketTransport, Transport, wire_ui
 from rhino.strategies.pipeline.schedules import SCHEDULES
 
 CACHE = CompileCache()
+
+
+@pytest.fixture
+def persistent_cache(tmp_path: Path) -> Iterator[Path]:
+    """JAX's persistent cache in a folder of the test's own, which keeps whatever is compiled."""
+    before = jax.config.jax_persistent_cache_min_compile_time_secs
+    compilation_cache.reset_cache()
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    yield tmp_path
+    jax.config.update("jax_compilation_cache_dir", None)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", before)
+    compilation_cache.reset_cache()
+
+
 TRANSPORTS = (SocketTransport, StreamTransport)
 
 
@@ -293,18 +312,42 @@ class TestPrograms:
         with Executor(one.step, one.modules, devices_of_ranks(one.step, jax.devices()), cache=cache):
             assert cache.num_compiled == 8
 
-    def test_a_folder_keeps_them(self, tmp_path):
+    def test_the_persistent_cache_keeps_them(self, persistent_cache, caplog):
         one = mlp(2, 4, 2)
         found = []
-        for broken in (False, False, True):
-            if broken:
-                for path in tmp_path.iterdir():
-                    path.write_bytes(path.read_bytes()[:-1])
-            cache = CompileCache(tmp_path)
-            with Executor(one.step, one.modules, devices_of_ranks(one.step, jax.devices()), cache=cache) as run:
-                found.append((cache.num_compiled, train(one, run.run)[0]))
-        assert [compiled for compiled, _ in found] == [6, 0, 6]
-        assert found[0][1] == found[1][1] == found[2][1]
+        with caplog.at_level("INFO", logger="rhino"):
+            for broken in (False, False, True):
+                if broken:
+                    for path in persistent_cache.glob("*-cache"):
+                        path.write_bytes(path.read_bytes()[:-1])
+                cache = CompileCache()
+                with Executor(one.step, one.modules, devices_of_ranks(one.step, jax.devices()), cache=cache) as run:
+                    found.append((cache.num_compiled, cache.num_stored, train(one, run.run)[0]))
+        assert [counts for *counts, _ in found] == [[6, 0], [0, 6], [6, 0]]
+        assert found[0][2] == found[1][2] == found[2][2]
+        assert f"0 compiled, 6 from the compilation cache {persistent_cache}" in caplog.text
+        assert caplog.text.count("cannot be read") == 6
+
+    def test_another_compiler_is_told(self, persistent_cache, caplog, monkeypatch):
+        one = mlp(2, 4, 2)
+        counts = []
+        for version in ("0.0.1", compile_cache.jaxlib_version):
+            monkeypatch.setattr(compile_cache, "jaxlib_version", version)
+            cache = CompileCache()
+            with caplog.at_level("INFO", logger="rhino"):
+                Executor(one.step, one.modules, devices_of_ranks(one.step, jax.devices()), cache=cache).close()
+            counts.append(cache.num_compiled)
+        assert counts == [6, 6]
+        assert caplog.text.count("it was cached by jaxlib 0.0.1, cpu, this is jaxlib") == 6
+
+    def test_a_cache_that_cannot_be_written_costs_a_warning(self, persistent_cache, caplog, monkeypatch):
+        def refuse(*_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(LRUCache, "put", refuse)
+        one = mlp(2, 4, 2)
+        Executor(one.step, one.modules, devices_of_ranks(one.step, jax.devices()), cache=CompileCache()).close()
+        assert caplog.text.count("No space left on device") == 6
 
 
 class TestTransports:
