@@ -94,8 +94,7 @@ def make_program(traced: Traced, plan: Plan, code: bytes, donated: tuple[int, ..
     Raises:
         RhinoError: RHI-RUN-004 where there are too few devices.
     """
-    platform = plan.mesh.devices.flat[0].platform
-    on_cpu, is_own = platform == "cpu", platform == plan.facts.machine().device.platform
+    on_cpu = plan.mesh.devices.flat[0].platform == "cpu"
     arguments, results = plan.facts.arguments, plan.facts.results
     stored = tuple(
         aval.update(shape=one.viewed or one.padded) if one.viewed or one.padded else aval
@@ -120,7 +119,7 @@ def make_program(traced: Traced, plan: Plan, code: bytes, donated: tuple[int, ..
         in_shardings=shardings,
         out_shardings=given,
         donate_argnums=donated,
-        compiler_options=plan.compile_options if is_own else None,
+        compiler_options=dict(plan.own_options) or None,
     )
     return JitProgram(key, plan, jitted, shardings, tuple(_watched(traced, donated)) if on_cpu else (), on_cpu)
 

@@ -17,6 +17,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rhino.call import kind_name
+from rhino.ir.cluster.hardware import CompileOption
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.plan.files import save_plan
@@ -139,6 +140,12 @@ class Plan:
         They are for the platform of the plan's cluster. What `rhino.parallelize` gives has them there.
         """
         return dict(self.facts.machine().device.compile_options)
+
+    @property
+    def own_options(self) -> tuple[CompileOption, ...]:
+        """Those of `compile_options` for the devices of the plan: none where these are of another platform."""
+        device = self.facts.machine().device
+        return device.compile_options if self.ranks[0].devices[0].platform == device.platform else ()
 
     @cached_property
     def team(self) -> Team | None:

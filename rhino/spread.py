@@ -95,7 +95,14 @@ class Spread:
         """
         meeting, plan, own = meet(), self._plan, self.team.ranks[jax.process_index()]
         devices = {rank: plan.ranks[rank].devices for rank in own}
-        made = Executor(self.step, self._execution.modules, devices, meeting.transport, self._processes)
+        made = Executor(
+            self.step,
+            self._execution.modules,
+            devices,
+            meeting.transport,
+            self._processes,
+            options=plan.own_options,
+        )
         meeting.executors.append(weakref.ref(made))
         return made
 

@@ -58,7 +58,10 @@ class StagePrograms:
         self._spread = Spread(plan, plan.team) if plan.team is not None else None
         if self._spread is None:
             self._executor = Executor(
-                execution.step, execution.modules, {rank.rank: rank.devices for rank in plan.ranks}
+                execution.step,
+                execution.modules,
+                {rank.rank: rank.devices for rank in plan.ranks},
+                options=plan.own_options,
             )
         else:
             self._executor = self._spread.executor()

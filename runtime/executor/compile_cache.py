@@ -25,6 +25,7 @@ from jax._src import compilation_cache, config
 from jax._src.compilation_cache_interface import CacheInterface
 from jaxlib.version import __version__ as jaxlib_version
 
+from rhino.ir.cluster.hardware import CompileOption
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.units import format_seconds
 from rhino.runtime.executor.executable import Executable, compile_module, compile_options, form_for, load_module
@@ -38,11 +39,12 @@ _LOG: Final = logging.getLogger("rhino")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """A module to compile for a row of devices; `name` is what messages call it."""
+    """A module to compile for a row of devices with more of the compiler's options; `name` is what messages call it."""
 
     module: ir.Module
     devices: tuple[jax.Device, ...]
     name: str
+    options: tuple[CompileOption, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +114,13 @@ class CompileCache:
     def _build(self, key: _Key, request: Request) -> tuple[Executable, _Origin]:
         """Returns the executable, and where it is from."""
         if (known := self._serialized.get(key)) is not None:
-            return load_module(request.module, request.devices, known), _Origin.SHARED
+            return load_module(request.module, request.devices, known, request.options), _Origin.SHARED
         store = compilation_cache._get_cache(request.devices[0].client)
         if store is not None and (stored := _read(store, key, request.name)) is not None:
             self._serialized[key] = stored
-            return load_module(request.module, request.devices, stored), _Origin.STORED
+            return load_module(request.module, request.devices, stored, request.options), _Origin.STORED
         start_s = perf_counter()
-        executable = compile_module(request.module, request.devices)
+        executable = compile_module(request.module, request.devices, request.options)
         if (made := _serialize(executable)) is not None:
             self._serialized[key] = made
             if store is not None:
@@ -199,7 +201,7 @@ def _key(request: Request) -> _Key:
     ]
     parts = (
         str(form_for(request.module, request.devices)).encode(),
-        compile_options(same_kind).SerializeAsString(),
+        compile_options(same_kind, request.options).SerializeAsString(),
         repr([device.device_kind for device in request.devices]).encode(),
         _cpu().encode(),
     )

@@ -18,6 +18,7 @@ from jax._src import compiler
 from jax._src.sharding_impls import GSPMDSharding
 from jaxlib import lapack, xla_client
 
+from rhino.ir.cluster.hardware import CompileOption
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.graph.blocks import from_view, to_view
 from rhino.ir.graph.graph import DEVICE, HOST
@@ -203,8 +204,12 @@ def _prepare_kernels(module: ir.Module) -> None:
         lapack.prepare_lapack_call("potrf", np.float32)  # type: ignore[no-untyped-call]
 
 
-def compile_module(module: ir.Module, devices: Sequence[jax.Device]) -> Executable:
+def compile_module(
+    module: ir.Module, devices: Sequence[jax.Device], options: Sequence[CompileOption] = ()
+) -> Executable:
     """Returns `module` compiled for `devices`, as one program partitioned over all of them.
+
+    `options` are the compiler's own, beside `OPTIONS`.
 
     Raises:
         RhinoError: RHI-RUN-001 where XLA refuses it, RHI-RUN-002 where no array can be an argument or result.
@@ -212,7 +217,9 @@ def compile_module(module: ir.Module, devices: Sequence[jax.Device]) -> Executab
     row = tuple(devices)
 
     def load(named: ir.Module) -> Any:  # noqa: ANN401 - jaxlib's LoadedExecutable
-        return row[0].client.compile_and_load(form_for(named, row), xla_client.DeviceList(row), compile_options(row))
+        return row[0].client.compile_and_load(
+            form_for(named, row), xla_client.DeviceList(row), compile_options(row, options)
+        )
 
     return _loaded(module, row, load)
 
@@ -222,7 +229,9 @@ def form_for(module: ir.Module, devices: Sequence[jax.Device]) -> ir.Module:
     return host_form(module, len(devices)) if devices[0].platform == "cpu" else module
 
 
-def load_module(module: ir.Module, devices: Sequence[jax.Device], serialized: bytes) -> Executable:
+def load_module(
+    module: ir.Module, devices: Sequence[jax.Device], serialized: bytes, options: Sequence[CompileOption] = ()
+) -> Executable:
     """Returns `module` on `devices`, from what `Executable.serialize` gave for as many devices of their kind.
 
     Nothing is compiled here.
@@ -234,18 +243,21 @@ def load_module(module: ir.Module, devices: Sequence[jax.Device], serialized: by
     return _loaded(
         module,
         row,
-        lambda _: row[0].client.deserialize_executable(serialized, xla_client.DeviceList(row), compile_options(row)),
+        lambda _: row[0].client.deserialize_executable(
+            serialized, xla_client.DeviceList(row), compile_options(row, options)
+        ),
     )
 
 
-def compile_options(devices: Sequence[jax.Device]) -> xla_client.CompileOptions:
-    """Returns XLA's options for one program partitioned over `devices`."""
+def compile_options(devices: Sequence[jax.Device], options: Sequence[CompileOption] = ()) -> xla_client.CompileOptions:
+    """Returns XLA's options for one program partitioned over `devices`, with more of the compiler's own."""
+    overrides: dict[str, Any] = {**OPTIONS, **dict(options)}
     return compiler.get_compile_options(
         num_replicas=1,
         num_partitions=len(devices),
         device_assignment=np.array(devices).reshape(1, -1),
         backend=devices[0].client,
-        env_options_overrides=OPTIONS,
+        env_options_overrides=overrides,
     )
 
 

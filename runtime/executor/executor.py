@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from rhino.ir.cluster.hardware import CompileOption
 from rhino.ir.cluster.placement import num_reached
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.mlir.bindings import ir
@@ -88,6 +89,7 @@ class Executor:
         processes: Sequence[Sequence[int]] = (),
         *,
         cache: CompileCache | None = None,
+        options: tuple[CompileOption, ...] = (),
         threads: bool = True,
         recorder: Observer | None = None,
     ) -> None:
@@ -101,6 +103,7 @@ class Executor:
             transport: moves arrays to and from other processes.
             processes: the process of each device of each rank [ranks][devices], where there is a transport.
             cache: what has been compiled before.
+            options: more of the compiler's options.
             threads: whether each rank is dispatched by a thread of its own, where all have one device. Where some have
                 several, one thread dispatches all: XLA's CPU client launches one program on several devices at a time,
                 so any other order than the list's could wait in a circle.
@@ -126,7 +129,10 @@ class Executor:
         runs = [(one.program, rank_of(step, one)) for one in self.instructions if isinstance(one, Run)]
         pairs = list(dict.fromkeys(runs))
         compiled = compile_programs(
-            [(step.programs[program], rank_devices[rank]) for program, rank in pairs], modules, cache or CompileCache()
+            [(step.programs[program], rank_devices[rank]) for program, rank in pairs],
+            modules,
+            cache or CompileCache(),
+            options,
         )
         self.programs = dict(zip(pairs, compiled, strict=True))
         self._targets = [

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
+from rhino.ir.cluster.hardware import CompileOption
 from rhino.ir.cluster.mesh import Mesh
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.graph.graph import DEVICE, MemoryKind
@@ -96,9 +97,12 @@ def dtype_of(layout: Layout) -> np.dtype[np.generic]:
 
 
 def compile_programs(
-    programs: Sequence[tuple[StepProgram, RankDevices]], modules: Mapping[str, ir.Module | str], cache: CompileCache
+    programs: Sequence[tuple[StepProgram, RankDevices]],
+    modules: Mapping[str, ir.Module | str],
+    cache: CompileCache,
+    options: tuple[CompileOption, ...] = (),
 ) -> list[RankProgram]:
-    """Returns each program compiled for the rank beside it.
+    """Returns each program compiled for the rank beside it, with more of the compiler's options.
 
     A program that is listed with several ranks is compiled once.
     """
@@ -107,7 +111,7 @@ def compile_programs(
         if program.name not in parsed:
             parsed[program.name] = _with_donations(program, _module(program, modules, rank.mesh))
     executables = cache.compile(
-        [Request(parsed[program.name], rank.devices, program.name) for program, rank in programs]
+        [Request(parsed[program.name], rank.devices, program.name, options) for program, rank in programs]
     )
     return [_checked(program, rank, one) for (program, rank), one in zip(programs, executables, strict=True)]
 

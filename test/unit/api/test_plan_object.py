@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec
 from training import abstract_state, make_step
 
 import rhino
-from rhino.ir.cluster.cluster import load_cluster
+from rhino.ir.cluster.cluster import cluster_to_text, load_cluster
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.plan.plan_json import digest_of, plan_data, plan_of, plan_text
 from rhino.passes.planner.explain import explain_text
@@ -362,3 +362,26 @@ def test_a_plan_has_the_options_of_its_clusters_compiler_and_runs_on_hosts_witho
     assert options == dict(load_cluster("v6e-8").device.compile_options) != {}
     assert jnp.allclose(fast(w, x), step(w, x))
     assert rhino.parallelize(step, cluster="cpu8").plan(w, x).compile_options == {}
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_every_program_is_compiled_with_the_options_of_its_cluster(tmp_path, stages):
+    def step(w: jax.Array, x: jax.Array) -> jax.Array:
+        def loss(w: jax.Array) -> jax.Array:
+            return (jnp.tanh(rhino.stage_boundary(x @ w[0])) @ w[1]).sum() if stages > 1 else (x @ w[0] @ w[1]).sum()
+
+        return w - 0.1 * jax.grad(loss)(w)
+
+    def with_options(**options: bool) -> rhino.Parallelized:
+        cluster = load_cluster("cpu4")
+        device = replace(cluster.device, compile_options=tuple(options.items()))
+        file = tmp_path / "own.toml"
+        file.write_text(cluster_to_text(replace(cluster, device=device)))
+        more = {"stages": 2, "micro_batches": 2} if stages > 1 else {}
+        return rhino.parallelize(step, cluster=str(file), **more)
+
+    w, x = jnp.ones((2, 8, 8)), jnp.ones((16, 8))
+    known = with_options(xla_cpu_enable_fast_min_max=True)
+    assert jnp.allclose(known(w, x), step(w, x))
+    with pytest.raises((RhinoError, jax.errors.JaxRuntimeError), match="xla_no_such_option"):
+        with_options(xla_no_such_option=True)(w, x)
