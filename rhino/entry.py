@@ -28,7 +28,9 @@ from rhino.plan import Plan
 from rhino.plan_options import PlanOptions
 from rhino.planner import Planned, adopt_plan, plan_function
 from rhino.runtime.distributed.jax_job import said_by_all
+from rhino.runtime.executor.trace import Recorder
 from rhino.stage_programs import StagePrograms
+from rhino.step_log import logged_ranks
 from rhino.traced import Traced, key_dims, trace
 from rhino.trees import Trees
 
@@ -86,7 +88,8 @@ class Entry:
         if facts.execution is None or placed:
             _check_agreement(f"{plan_digest(facts)} {placed}", self.plan.function)
         if facts.execution:
-            return StagePrograms(self.traced, self.plan)
+            recorder = Recorder() if logged_ranks(self.plan) else None
+            return StagePrograms(self.traced, self.plan, recorder)
         return make_program(self.traced, self.plan, self.code, self.donated)
 
 

@@ -49,6 +49,7 @@ from rhino.runtime.distributed.jax_job import most_of_processes
 from rhino.split_array import whole
 from rhino.stage_programs import StagePrograms
 from rhino.state import make_state
+from rhino.step_log import StepLog, logged_ranks
 from rhino.strategies.pipeline.schedules import find_schedule
 from rhino.verified import check_step, expected_step
 
@@ -85,8 +86,9 @@ class Parallelized:
         self._entries: dict[Key, Entry] = {}
         self._run: Any = None  # what jit gave for the last call, if arguments can be handed on as they are
         self._watched: tuple[Getter, ...] = ()
+        self._runs: dict[Key, Callable[..., Any]] = {}
         self._verified: set[Key] = set()
-        self._fitting: set[Key] = set()  # their compiled programs were seen to fit the budget
+        self._fitting: dict[Key, int] = {}  # bytes of compiled programs, which were seen to fit the budget
         self._refused: dict[Key, RhinoError] = {}  # no compiled program fits the budget
         self._has_state = False  # `init` has made some
 
@@ -185,19 +187,28 @@ class Parallelized:
         if not isinstance(entry.program, StagePrograms):
             own = replace(own, values=whole(own.values))
         entry = self._within_budget(entry, own)
-        program = entry.program
+        program, run = entry.program, self._runner(entry)
         is_first = self._options.verify and program.key not in self._verified
         expected = expected_step(self._fn, own, entry) if is_first else None
         try:
-            result = program.run(*own.values)
+            result = run(*own.values)
         except ValueError:  # some of it is committed to another place
-            result = program.run(*program.place(own.values))
+            result = run(*program.place(own.values))
         if expected is not None:
             check_step(expected, result, entry, self._options.plan_options.op_rules)
             self._verified.add(program.key)
-        self._run = None if self._shape.static or set(pieces.names) - {NAME} else program.run
+        self._run = None if self._shape.static or set(pieces.names) - {NAME} else run
         self._watched = program.watched
         return result if self._loss_scale is None else self._scaled(result)
+
+    def _runner(self, entry: Entry) -> Callable[..., Any]:
+        """Returns what runs the program of an entry, and logs its steps where somebody listens."""
+        key = entry.program.key
+        if key not in self._runs:
+            ranks, program = logged_ranks(entry.plan), entry.program
+            log = StepLog(entry.traced, entry.plan, program, ranks, self._fitting[entry.traced.key]) if ranks else None
+            self._runs[key] = program.run if log is None else log.run
+        return self._runs[key]
 
     def _within_budget(self, entry: Entry, pieces: Pieces) -> Entry:
         """Returns the entry for a call, planned again within less where its compiled program is over the budget.
@@ -211,7 +222,7 @@ class Parallelized:
             if not compiled:
                 _LOG.warning("%s: XLA does not say what its compiled program takes: not checked", self._shape.name)
             if compiled <= budget:
-                self._fitting.add(key)
+                self._fitting[key] = compiled
                 break
             try:
                 entry = self._smaller(entry, pieces, compiled, budget)

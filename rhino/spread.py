@@ -25,6 +25,7 @@ from rhino.runtime.distributed.processes import Team
 from rhino.runtime.executor.executable import Handler, array_handler, same_placement
 from rhino.runtime.executor.executor import Executor
 from rhino.runtime.executor.rank_program import dtype_of
+from rhino.runtime.executor.trace import Recorder
 
 
 class Spread:
@@ -88,7 +89,7 @@ class Spread:
             found[number] = handler([shard.data for shard in results[copy].addressable_shards])
         return found
 
-    def executor(self) -> Executor:
+    def executor(self, recorder: Recorder | None = None) -> Executor:
         """Returns what runs the ranks of this process; each of the others has to ask too.
 
         Raises RHI-RUN-007 where one does not.
@@ -102,6 +103,7 @@ class Spread:
             meeting.transport,
             self._processes,
             options=plan.own_options,
+            recorder=recorder,
         )
         meeting.executors.append(weakref.ref(made))
         return made

@@ -20,6 +20,7 @@ from rhino.jit_program import Getter, NewShapesError, as_known, as_stored
 from rhino.plan import Plan
 from rhino.runtime.executor.executable import off_host, weakly_typed
 from rhino.runtime.executor.executor import Argument, Executor
+from rhino.runtime.executor.trace import Recorder
 from rhino.split_array import SplitArray
 from rhino.spread import Spread
 from rhino.traced import Traced
@@ -34,9 +35,13 @@ class StagePrograms:
 
     watched: tuple[Getter, ...] = ()
 
-    def __init__(self, traced: Traced, plan: Plan) -> None:
-        """Raises RHI-RUN-004 where the devices do not do, RHI-RUN-007 where another process does not come."""
+    def __init__(self, traced: Traced, plan: Plan, recorder: Recorder | None = None) -> None:
+        """`recorder` notes what each rank does.
+
+        Raises RHI-RUN-004 where the devices do not do, RHI-RUN-007 where another process does not come.
+        """
         self.key: Key = traced.key
+        self.recorder = recorder
         self.in_shardings: tuple[Any, ...] = plan.program_shardings[0]
         self._traced = traced
         arguments, results = plan.facts.arguments, plan.facts.results
@@ -62,9 +67,10 @@ class StagePrograms:
                 execution.modules,
                 {rank.rank: rank.devices for rank in plan.ranks},
                 options=plan.own_options,
+                recorder=recorder,
             )
         else:
-            self._executor = self._spread.executor()
+            self._executor = self._spread.executor(recorder)
             self._donated = [number for number in self._donated if number not in self._spread.lasting]
         weakref.finalize(self, self._executor.close)
 
@@ -106,7 +112,20 @@ class StagePrograms:
 
         The ranks are those of this process; returns 0 where it has none.
         """
-        return max((peak + self._kept[rank] for rank, peak in self._executor.peak_bytes().items()), default=0)
+        return max(self.rank_bytes().values(), default=0)
+
+    def rank_bytes(self) -> dict[int, int]:
+        """Returns the bytes that a step takes of a device of each rank of this process, as programs were compiled."""
+        return {rank: peak + self._kept[rank] for rank, peak in self._executor.peak_bytes().items()}
+
+    @property
+    def step_number(self) -> int:
+        """The number of the step that was started last, as a recorder has it."""
+        return self._executor.memory.step
+
+    def last_runs(self) -> list[Any]:
+        """Returns what is there when the last programs of that step have ended, one for each rank of this process."""
+        return [runs[-1][1] for runs in self._executor.launched().values() if runs]
 
     def place(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
         """Returns the arguments as they are: the executor moves what lies elsewhere."""

@@ -139,7 +139,11 @@ class _Origin(Enum):
 def _folder() -> str:
     """Returns the name of the persistent cache, in words."""
     enabled = compilation_cache.is_persistent_cache_enabled()
-    return f"the compilation cache {config.compilation_cache_dir.value}" if enabled else "no compilation cache"
+    return (
+        f"the compilation cache {config.compilation_cache_dir.value}"
+        if enabled
+        else "a compilation cache, which is off"
+    )
 
 
 def _read(store: CacheInterface, key: _Key, name: str) -> bytes | None:

@@ -17,6 +17,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Final, TypeAlias
 
 import jax
@@ -57,15 +58,24 @@ class _Queue:
     """Waits for things in the order in which they were given, in a thread, and notes when each was there."""
 
     clock: Callable[[], float]
-    given: queue.SimpleQueue[tuple[_Record, Any] | None] = field(default_factory=queue.SimpleQueue)
+    given: queue.SimpleQueue[tuple[_Record, Any] | threading.Event | None] = field(default_factory=queue.SimpleQueue)
     thread: threading.Thread = field(init=False)
 
     def __post_init__(self) -> None:
         self.thread = threading.Thread(target=self._loop, name="rhino-trace", daemon=True)
         self.thread.start()
 
+    def reached(self) -> threading.Event:
+        """Returns what is set once all that was given until now is there."""
+        event = threading.Event()
+        self.given.put(event)
+        return event
+
     def _loop(self) -> None:
         while (one := self.given.get()) is not None:
+            if isinstance(one, threading.Event):
+                one.set()
+                continue
             record, thing = one
             # A failed program is the executor's to report; an array that was taken over had come before.
             with contextlib.suppress(jax.errors.JaxRuntimeError, RuntimeError):
@@ -79,7 +89,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self._offset_s = time.time() - time.perf_counter()  # clocks of several processes have only the epoch in common
-        self._records: list[_Record] = []
+        self._records: defaultdict[int, list[_Record]] = defaultdict(list)
         self._queues: dict[tuple[int, str], _Queue] = {}
         self._step: Step | None = None
         self._instructions: Sequence[Local] = ()
@@ -100,7 +110,7 @@ class Recorder:
             start_s = self._now_s()
             action()
             record = _Record(number(), place, start_s, self._now_s())
-            self._records.append(record)
+            self._records[record.step].append(record)
             if waiter is not None:
                 waiter.given.put((record, started()))
 
@@ -112,6 +122,15 @@ class Recorder:
             one.given.put(None)
         for one in self._queues.values():
             one.thread.join()
+
+    def taken(self, step: int) -> Timeline:
+        """Returns the timeline of a step whose programs have ended on this process, and forgets it."""
+        waiting = [one.reached() for one in self._queues.values()]
+        for reached in waiting:
+            reached.wait()
+        timeline = self.timeline(step)
+        del self._records[step]
+        return timeline
 
     def timeline(self, step: int) -> Timeline:
         """Returns what the ranks of this process did in a step.
@@ -127,11 +146,11 @@ class Recorder:
         Events of several processes can be put together.
         """
         events: list[Event] = []
-        for step in sorted({record.step for record in self._records}):
+        for step in sorted(self._records):
             spans, moves = self._measured(step)
             events += timeline_events(MEASURED, spans, moves, step)
         assert self._step is not None
-        for record in self._records:
+        for record in chain.from_iterable(self._records[step] for step in sorted(self._records)):
             one = self._instructions[record.place]
             name = str(one.task) if isinstance(one, Run) else type(one).__name__.lower()
             events.append(_event(DISPATCH, self._rank(one), name, record.start_s, record.dispatched_s, record.step))
@@ -142,7 +161,7 @@ class Recorder:
         arrived: dict[int, float] = {}
         free_s: defaultdict[int, float] = defaultdict(float)
         spans, moves = [], []
-        ended = [record for record in self._records if record.step == step and record.end_s is not None]
+        ended = [record for record in self._records[step] if record.end_s is not None]
         for record in sorted(ended, key=lambda record: record.place):
             one, end_s = self._instructions[record.place], record.end_s
             assert end_s is not None
