@@ -21,6 +21,12 @@ UID_BITS: Final = 24
 _PROCESS_BITS: Final = 12
 _STEP_BITS: Final = 63 - UID_BITS - _PROCESS_BITS
 
+_CONNECTIONS: Final = 4
+"""How many connections carry what the transfer server sends to one peer.
+
+On loopback four carry 0.53 to 1.27 GB/s, one 0.36 to 0.84 (jaxlib 0.10.2, 2026-11-23).
+"""
+
 Send = Callable[[int, Parts], None]
 """Gives parts of an array of the step of this number away."""
 
@@ -33,6 +39,17 @@ def wire_uid(step: int, uid: int, taker: int) -> int:
     for number, bits in ((step, _STEP_BITS), (uid, UID_BITS), (taker, _PROCESS_BITS)):
         assert 0 <= number < 1 << bits, (number, bits)
     return (step << UID_BITS | uid) << _PROCESS_BITS | taker
+
+
+def address(host: str, port: int = 0) -> str:
+    """Returns a host's name or number and a port as one text; port 0 is any that is free."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def host_and_port(text: str) -> tuple[str, int]:
+    """Returns what `address` was made of."""
+    host, _, port = text.rpartition(":")
+    return host.strip("[]"), int(port)
 
 
 def bind_copy(move: Move, source: RankDevices, target: RankDevices) -> Callable[[jax.Array], jax.Array]:
@@ -136,8 +153,8 @@ class SocketTransport:
         """Starts the server, and tells the others its address."""
         self.process = job.process
         self._job = job
-        local = f"{job.host}:0"
-        self._server: Any = transfer.start_transfer_server(jax.local_devices()[0].client, local, [local])
+        own = address(job.host)
+        self._server: Any = transfer.start_transfer_server(jax.local_devices()[0].client, own, [own] * _CONNECTIONS)
         self._connections: dict[int, Any] = {}
         job.publish(f"transfer-server/{job.process}", self._server.address())
 

@@ -4,6 +4,7 @@ import dataclasses
 import gc
 import itertools
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -90,14 +91,20 @@ class Board:
 
 
 class FakeJob:
-    host = "127.0.0.1"
-
-    def __init__(self, board: Board, process: int) -> None:
-        self.process, self.publish, self.lookup = process, board.publish, board.lookup
+    def __init__(self, board: Board, process: int, host: str = "127.0.0.1") -> None:
+        self.process, self.publish, self.lookup, self.host = process, board.publish, board.lookup, host
         self.begin_step = itertools.count().__next__
 
     def await_verdict(self) -> None:
         pass
+
+
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
 
 
 class TestStep:
@@ -356,8 +363,11 @@ class TestTransports:
         assert wire_uid(3, 2, 5) == (3 << 36) + (2 << 12) + 5
         assert wire_uid((1 << 27) - 1, (1 << 24) - 1, (1 << 12) - 1) == (1 << 63) - 1
 
+    @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
     @pytest.mark.parametrize("transport", TRANSPORTS)
-    def test_between_two_sets_of_ranks(self, transport: Callable[..., Transport]):
+    def test_between_two_sets_of_ranks(self, transport: Callable[..., Transport], host: str):
+        if ":" in host and not has_ipv6():
+            pytest.skip("this machine has no IPv6")
         # Ranks of several devices need a process for each set: a CPU client launches one such program at a time.
         one = mlp(4)
         devices = devices_of_ranks(one.step, jax.devices())
@@ -367,7 +377,7 @@ class TestTransports:
 
         def half(process: int) -> None:
             ours = (0, 1) if process == 0 else (2, 3)
-            link = transport(FakeJob(board, process))
+            link = transport(FakeJob(board, process, host))
             try:
                 # Two executors share the connections.
                 for _ in range(2):
