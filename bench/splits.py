@@ -89,7 +89,7 @@ def _read(name: str, text: str) -> tuple[str, tuple[str, ...]]:
         return "as other ops", ()
     cls = classes[0]
     if cls.name in HANDS_ON:
-        return "as what it hands on", ()
+        return "as what it passes on", ()
     if cls.free:
         return "as its readers", ()
     return _pattern(cls), tuple(dict.fromkeys(_reasons(cls)))

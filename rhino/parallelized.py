@@ -84,7 +84,7 @@ class Parallelized:
         self._fn = with_loss_scale(fn, shape.signature) if options.is_scaled else fn
         self._shape, self._options, self._on_new_shapes = shape, options, on_new_shapes
         self._entries: dict[Key, Entry] = {}
-        self._run: Any = None  # what jit gave for the last call, if arguments can be handed on as they are
+        self._run: Any = None  # what jit gave for the last call, if arguments can be passed on as they are
         self._watched: tuple[Getter, ...] = ()
         self._runs: dict[Key, Callable[..., Any]] = {}
         self._verified: set[Key] = set()

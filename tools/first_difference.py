@@ -169,7 +169,7 @@ def _copied(constant: ir.Value[ir.Type]) -> ir.Value[ir.Type]:
 
 
 def _source(value: ir.Value[ir.Type]) -> ir.Value[ir.Type]:
-    """Returns the value that barriers hand on as this one."""
+    """Returns the value that barriers pass on as this one."""
     op = maker_of(value)
     if op is None or op.name != BARRIER:
         return value

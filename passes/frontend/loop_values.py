@@ -77,7 +77,7 @@ def _compute_constants(loop: ir.Operation) -> None:
 
 
 def without(loop: ir.Operation, dropped: Collection[int]) -> ir.Operation:
-    """Returns a loop without some of what it carries, which its body hands on at most, and nobody reads."""
+    """Returns a loop without some of what it carries, which its body passes on at most, and nobody reads."""
     kept = [n for n in range(len(loop.operands)) if n not in dropped]
     condition, body = (region.blocks[0] for region in loop.regions)
     *_, last = (view.operation for view in body.operations)
@@ -101,7 +101,7 @@ def without(loop: ir.Operation, dropped: Collection[int]) -> ir.Operation:
 
 
 def extended(loop: ir.Operation, starts: Sequence[Value]) -> ir.Operation:
-    """Returns a loop that carries more values, behind its own, from these starts: its body hands on each as it is."""
+    """Returns a loop that carries more values, behind its own, from these starts: its body passes on each as it is."""
     condition, body = (region.blocks[0] for region in loop.regions)
     *_, last = (view.operation for view in body.operations)
     added = [[block.add_argument(one.type, loop.location) for one in starts] for block in (condition, body)]

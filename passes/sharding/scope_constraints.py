@@ -52,7 +52,7 @@ from rhino.strategies.microbatch.batch_dims import batch_roles
 from rhino.strategies.structure.axis_roles import Roles
 
 _MOVES: Final = (WHILE, YIELD, BARRIER)
-"""Ops that hand on what they read: nothing is shared in them."""
+"""Ops that pass on what they read: nothing is shared in them."""
 
 _UNFIT: Final = {REPLICATE: "model", SPLIT: "batch"}
 """The role of an axis that a scope cannot have."""

@@ -1,4 +1,4 @@
-"""Take away what our passes wrote beside the shardings, so that a module can be handed on.
+"""Take away what our passes wrote beside the shardings, so that a module can be passed on.
 
 Reads     any module.
 Writes    no `rhino.*` attribute and no `sdy.sharding_rule` is left, on ops, arguments and results. Shardings and the

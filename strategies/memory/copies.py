@@ -1,6 +1,6 @@
 """How many tensors a value is in memory at a time, in a graph whose ops stand for several layers each.
 
-A layer hands on to the next what is one tensor at a time. What is still read after others have run, as the backward
+A layer passes on to the next what is one tensor at a time. What is still read after others have run, as the backward
 pass reads what the forward pass has made, each layer of a group has for itself. Which ops run between is told by the
 schedule (strategies/memory/op_order.py).
 """

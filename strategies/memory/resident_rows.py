@@ -129,7 +129,7 @@ class Memory:
             yield node, self.argument_bytes(node, value, DEVICE), 0, self.num_times - 1
             if HOST in self.graph.arguments[value].memories:
                 yield from self.visits(node, value)
-        elif op not in draft.node_of_op:  # handed on by a loop or a barrier
+        elif op not in draft.node_of_op:  # passed on by a loop or a barrier
             yield node, self.stored_bytes(node, value), plan.start[op], plan.end[value]
         else:
             maker, made = draft.node_of_op[op], plan.stop[op]
@@ -265,7 +265,7 @@ class Memory:
         if reader == self.graph.num_ops:
             return self.num_times - 1, self.num_times - 1
         if self.classes[reader].name in (WHILE, BARRIER):  # each of their results is read for itself
-            # a value's node, as all that they hand on has one
+            # a value's node, as all that they pass on has one
             return plan.first[target.number], plan.end[target.number]
         return plan.start[reader], plan.stop[reader]
 

@@ -194,7 +194,7 @@ class _Scaling:
         return self.follows[value] and self.facts.is_wide_type[value]
 
     def _hand_on(self, op: int, scaled: list[bool]) -> frozenset[int]:
-        """Says of what an op that hands on its operands gives whether it is scaled; returns what it reads so."""
+        """Says of what an op that passes on its operands gives whether it is scaled; returns what it reads so."""
         edges = list(self.facts.edges(op))
         if op not in self.facts.loop_of_end:
             for value, result in edges:

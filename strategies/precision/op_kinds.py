@@ -70,7 +70,7 @@ KIND_ROWS: Final = (
 
 _KINDS: Final = {f"stablehlo.{name}": row.kind for row in KIND_ROWS for name in row.ops}
 _COPIED_WHOLE: Final = frozenset({"sdy.sharding_constraint"})
-"""Ops of Shardy's that hand on what they read."""
+"""Ops of Shardy's that pass on what they read."""
 
 
 def kind_of_op(name: str) -> Kind:

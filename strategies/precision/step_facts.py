@@ -73,7 +73,7 @@ class StepFacts:
         self.polynomials = self._polynomials()
 
     def hands_on(self, op: int) -> bool:
-        """Says whether an op hands on each operand by itself: a loop, its end, or a barrier."""
+        """Says whether an op passes on each operand by itself: a loop, its end, or a barrier."""
         return self.names[op] in (WHILE, BARRIER) or op in self.loop_of_end
 
     def edges(self, op: int) -> Iterator[tuple[int, int]]:

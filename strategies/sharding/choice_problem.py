@@ -309,7 +309,7 @@ class Builder(Tables):
             self.use(value, sink, 0, self.graph.num_ops)
 
     def passing(self, op: int) -> None:
-        """Adds the nodes of what an op hands on, each stored in one way: what a loop carries, what passes a barrier.
+        """Adds the nodes of what an op passes on, each stored in one way: what a loop carries, what passes a barrier.
 
         What a loop carries is stored in that way throughout. What it accumulates may stay a partial sum until after it.
         """

@@ -10,7 +10,7 @@ allow:
   (`rhino.strategies.solver.repair.difference`), and what is too much in its program is as a rule in a few of these. All
   are taken over at once, or else a half of them, and so on, so that one part that is too much is found with as many
   programs as the number of parts has binary digits, twice. A part that is too much as a whole is taken over as far as a
-  seam (`rhino.strategies.solver.repair.graph_cut_repair`);
+  cut (`rhino.strategies.solver.repair.graph_cut_repair`);
 - where no choice fits, of mixtures that may take less than the least.
 """
 
@@ -184,7 +184,7 @@ class _Mixing:
         return self.programs.tell(mixed) * (1 - _TIE) if self.lowers else self.budget
 
     def cut(self, mixed: Ints, nodes: Ints) -> Ints:
-        """Returns a choice with a part [n] taken over as far as a seam that there is room for."""
+        """Returns a choice with a part [n] taken over as far as a cut that there is room for."""
         best, problem = mixed, self.programs.problem
         for order in orders(problem, nodes):
             one = Prefixes.of(problem, mixed, self.parts.other, order)

@@ -71,7 +71,7 @@ class Roles:
         self.is_batch = [group in batch for group in self.group]
 
     def _across(self, *sides: Ints | range) -> Iterator[tuple[int, ...]]:
-        """Yields the dims that become each other where values are handed on, from each side to the next."""
+        """Yields the dims that become each other where values are passed on, from each side to the next."""
         for values in zip(*sides, strict=True):
             yield from zip(*(self.dims(int(value)) for value in values if not self.is_free[value]), strict=True)
 

@@ -203,7 +203,7 @@ def rematerialized(p, batch):
 
 
 def fenced(p, batch):
-    """Sums the batch behind a barrier that hands on a part of it too.
+    """Sums the batch behind a barrier that passes on a part of it too.
 
     There is a barrier in the micro-batches, and one before them.
     """

@@ -53,7 +53,7 @@ _WORTH: Final = 0.6
 """The share of the entries of tables that may be left where leaving out states is worth it."""
 
 _MOST: Final = 4.0
-"""Where passes are made in single precision, how many times the bound an edge may charge, or a node hand on."""
+"""Where passes are made in single precision, how many times the bound an edge may charge, or a node pass on."""
 
 
 Start = Callable[[int], tuple[Floats, Floats] | None]

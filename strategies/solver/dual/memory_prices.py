@@ -3,7 +3,7 @@
 For prices l_t >= 0 the problem cost + sum_t l_t (memory_t - budget) has no memory rows, so the solver takes it as it
 stands, and its value is a lower bound on the constrained optimum. The best prices are the duals of a small LP over the
 choices found so far (Dantzig-Wolfe): every solve adds a choice, every violated time a row. Prices move alike tensors
-together, so choices on either side of the budget are recombined part by part, and cut at seams
+together, so choices on either side of the budget are recombined part by part, and split at cuts
 (`rhino.strategies.solver.repair.graph_cut_repair`). What is left between the answer and the bound is reported; a
 problem small enough is finished by MILP.
 """
@@ -20,7 +20,7 @@ from rhino.strategies.solver.answer import INTERRUPTED, Answer, Infeasible, Outc
 from rhino.strategies.solver.dual.cheaper_states import with_cheaper_states
 from rhino.strategies.solver.lp.small_programs import solve_small
 from rhino.strategies.solver.repair.component_repair import recombination
-from rhino.strategies.solver.repair.graph_cut_repair import seamed
+from rhino.strategies.solver.repair.graph_cut_repair import cut_mixture
 from rhino.strategies.solver.solver import Prices, Solved, Solver
 
 _MIXED = 8
@@ -30,7 +30,7 @@ _REFINED = 8
 """How many times in turn the best answer is refined by all columns at most."""
 
 _BASES = 3
-"""From how many of the cheapest columns that fit seams are tried.
+"""From how many of the cheapest columns that fit cuts are tried.
 
 What another column gave the best may prevent a better one.
 """
@@ -296,7 +296,7 @@ class PricedSearch:
                 self.note(better)
 
     def refine(self) -> None:
-        """Improves the best answer by what columns do differently, in whole parts and up to seams, while that helps."""
+        """Improves the best answer by what columns do differently, in whole parts and up to cuts, while that helps."""
         for _ in range(_REFINED):
             before = self.best
             if before is None or self.is_near(self.bound):
@@ -308,7 +308,7 @@ class PricedSearch:
             )
             for _, base in fitting[:_BASES]:
                 for states, *_ in columns:
-                    mixed = seamed(self.solver.problem, columns[base][0], states, self.budget, self.times)
+                    mixed = cut_mixture(self.solver.problem, columns[base][0], states, self.budget, self.times)
                     if mixed is not None:
                         self.note(mixed)
             if self.best is before:
@@ -318,7 +318,7 @@ class PricedSearch:
         """Looks for mixtures of two choices that fit although neither does, the smallest first."""
         order = sorted(range(len(self.columns)), key=lambda number: float(self.columns[number][2].max()))
         for first, second in combinations(order[:_MIXED], 2):
-            for mix in (recombination, seamed):
+            for mix in (recombination, cut_mixture):
                 mixed = mix(
                     self.solver.problem, self.columns[first][0], self.columns[second][0], self.budget, self.times
                 )

@@ -224,7 +224,7 @@ class Passes:
             pull.run()
 
     def run(self, most: float | None = None) -> None:
-        """Makes a pass; no edge charges more than `most`, and no node hands on more."""
+        """Makes a pass; no edge charges more than `most`, and no node passes on more."""
         for visits in self._visits:
             for visit in visits:
                 if isinstance(visit, _Single):

@@ -1,9 +1,9 @@
-"""Mix two choices that differ in one piece: one of them on this side of a seam through the graph, the other beyond it.
+"""Mix two choices that differ in one piece: one of them on this side of a cut through the graph, the other beyond it.
 
 Prices of memory find choices that no mixture of others beats. Of a hundred alike layers these are two: all layers as
-one choice has them, or as the other, for at any price what is good for one layer is good for all, and each seam between
+one choice has them, or as the other, for at any price what is good for one layer is good for all, and each cut between
 two layers costs something. The best choice under a budget has as many layers of the cheaper choice as there is room
-for, and one seam.
+for, and one cut.
 
 Nodes are ordered by how much nearer they are to one end of the graph than to the other, counted in edges. What hangs on
 a layer, as the update of its weights, is as far along as the layer itself, for all ways there pass it. Then every
@@ -27,8 +27,8 @@ _MOST: Final = 4
 """How many of the parts in which two choices differ are cut: those in which there is most to gain."""
 
 
-def seamed(problem: Problem, base: Ints, other: Ints, budget: float, times: Sequence[int] = ()) -> Ints | None:
-    """Returns the cheapest choice found that fits, with parts of `other` in `base` that end at a seam.
+def cut_mixture(problem: Problem, base: Ints, other: Ints, budget: float, times: Sequence[int] = ()) -> Ints | None:
+    """Returns the cheapest choice found that fits, with parts of `other` in `base` that end at a cut.
 
     The result is None if there is none but `base`. `times` are those at which memory is likely to bind.
     """

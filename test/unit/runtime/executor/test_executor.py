@@ -438,7 +438,7 @@ class TestTransports:
 
 
 def naps(times_s: list[float]) -> tuple[Step, dict[str, str], list[np.ndarray]]:
-    """A chain over as many ranks as there are times: each sleeps, then hands on.
+    """A chain over as many ranks as there are times: each sleeps, then passes on.
 
     The product makes it dear enough for XLA not to run it in the caller's thread.
     """

@@ -278,7 +278,7 @@ def test_a_weight_that_several_read_is_gathered_until_the_first_reads_it_but_not
     products = [op for op, name in enumerate(names) if name == "dot_general"]
     weight = graph.operands(products[1]).tolist()[1]
     assert [window_s(windows_, weight, reader) for reader in (None, *products[1:])] == [10, 10, 10]
-    if has_barrier:  # behind which all begins that it hands on
+    if has_barrier:  # behind which all begins that it passes on
         barrier = names.index("optimization_barrier")
         assert [window_s(windows_, value, barrier) for value in graph.operands(barrier).tolist()] == [None, None]
         weight_op = names.index("tanh")

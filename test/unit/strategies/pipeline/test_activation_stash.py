@@ -1,4 +1,4 @@
-"""What a forward pass hands on: the least of all choices, for estimates as for programs.
+"""What a forward pass passes on: the least of all choices, for estimates as for programs.
 
 Some values are never made again.
 """

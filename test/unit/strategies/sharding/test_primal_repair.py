@@ -24,7 +24,7 @@ def apart(count, slow=1.0):
 
 
 def in_a_row(count):
-    """So many nodes in a row, each fast (state 0) or slow; a seam between two of different kinds costs two."""
+    """So many nodes in a row, each fast (state 0) or slow; a cut between two of different kinds costs two."""
     tables = (np.array([0.0, 1.0]), np.array([[0.0, 2.0], [2.0, 0.0]]))
     at = np.arange(count - 1)
     return Problem(tables, np.zeros(count, dtype=np.int64), at, at + 1, np.ones(count - 1, dtype=np.int64))

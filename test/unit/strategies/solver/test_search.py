@@ -14,7 +14,7 @@ from rhino.strategies.solver.answer import Answer, Infeasible, Unsolved
 from rhino.strategies.solver.dual.memory_prices import PricedSearch, peaks
 from rhino.strategies.solver.problem import Problem, Residents
 from rhino.strategies.solver.repair.component_repair import recombination
-from rhino.strategies.solver.repair.graph_cut_repair import seamed
+from rhino.strategies.solver.repair.graph_cut_repair import cut_mixture
 from rhino.strategies.solver.search import Limits, Search
 from rhino.strategies.solver.solver import Solver
 
@@ -282,7 +282,7 @@ def test_the_best_mixture_is_found(batch):
 def test_what_is_mixed_at_seams_fits_and_is_cheaper(batch):
     mixed = 0
     for _, problem, budget, free, start in bound_by_memory(batch):
-        found = seamed(problem, start, free.states, budget)
+        found = cut_mixture(problem, start, free.states, budget)
         if found is not None:
             assert problem.memory(found).max() <= budget
             assert problem.cost(found) < problem.cost(start) * (1 + ROUNDING)
@@ -291,17 +291,17 @@ def test_what_is_mixed_at_seams_fits_and_is_cheaper(batch):
     assert mixed
 
 
-def layered(layers, seam, hanging):
+def layered(layers, cut, hanging):
     """Layers in a row, each fast with 10 bytes or slow with 1, and nodes that hang on each layer.
 
-    Between two layers of different kinds there is a seam.
+    Between two layers of different kinds there is a cut.
     """
     nodes = layers * (1 + hanging)
     at = np.arange(layers)
     ends = [np.stack([at[:-1], at[1:]])] + [np.stack([at + layers * h, at + layers * (h + 1)]) for h in range(hanging)]
     u, v = np.concatenate(ends, axis=1)
     tables = tuple(
-        map(np.array, ([0.0, 1.0], [10.0, 1.0], [0.0, 0.0], [[0.0, seam], [seam, 0.0]], [[0.0, np.inf], [np.inf, 0.0]]))
+        map(np.array, ([0.0, 1.0], [10.0, 1.0], [0.0, 0.0], [[0.0, cut], [cut, 0.0]], [[0.0, np.inf], [np.inf, 0.0]]))
     )
     kinds = np.concatenate([np.full(layers - 1, 3), np.full(layers * hanging, 4)])
     kept = Residents(at, np.full(layers, 1), np.zeros(layers, dtype=np.int64), np.zeros(layers, dtype=np.int64))
@@ -312,7 +312,7 @@ def layered(layers, seam, hanging):
 def test_alike_layers_are_parted_at_one_seam(hanging):
     """Prices find all layers fast or all slow.
 
-    With room for 7 fast ones of 30, 23 are slow, and one seam lies between.
+    With room for 7 fast ones of 30, 23 are slow, and one cut lies between.
     """
     problem = layered(30, 2.0, hanging)
     room = 30 + 7 * 9 + 5
@@ -320,13 +320,13 @@ def test_alike_layers_are_parted_at_one_seam(hanging):
     assert found.cost == pytest.approx(23 + 2)
     assert found.bound <= 23 + 2
     slow, fast = (np.full(problem.num_nodes, state) for state in (1, 0))
-    assert problem.cost(seamed(problem, slow, fast, room)) == pytest.approx(25)
-    assert seamed(problem, slow, fast, 30) is None  # room for none
+    assert problem.cost(cut_mixture(problem, slow, fast, room)) == pytest.approx(25)
+    assert cut_mixture(problem, slow, fast, 30) is None  # room for none
 
 
 def test_no_seam_lies_where_the_choices_do_not_go_together():
     problem = layered(6, np.inf, 1)
-    assert seamed(problem, np.ones(12, dtype=np.int64), np.zeros(12, dtype=np.int64), 40) is None
+    assert cut_mixture(problem, np.ones(12, dtype=np.int64), np.zeros(12, dtype=np.int64), 40) is None
 
 
 def test_a_search_under_another_budget_begins_with_what_was_found():
