@@ -66,9 +66,10 @@ def inline_loops(module: ir.Operation, loops: Sequence[OutlinedLoop]) -> None:
 
     This reverses `outline_loops`, whatever happened to the types in between.
     """
+    functions = {op.name.value: op for op in module.regions[0].blocks[0].operations if isinstance(op, func.FuncOp)}
+    calls = {_target(op): op for op in walk(module) if op.name == "stablehlo.custom_call"} if loops else {}
     for loop in reversed(loops):
-        functions = {op.name.value: op for op in module.regions[0].blocks[0].operations if isinstance(op, func.FuncOp)}
-        call = next(op for op in walk(module) if op.name == "stablehlo.custom_call" and _target(op) == loop.call)
+        call = calls[loop.call]
         operands = list(call.operands)
         with ir.InsertionPoint(call), call.location:
             made = stablehlo.WhileOp([r.type for r in call.results], operands[: loop.num_carried]).operation

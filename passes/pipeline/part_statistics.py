@@ -69,8 +69,8 @@ class Statistics:
 
     def allows(self, op: ir.Operation) -> bool:
         """Says whether what an op sums up over the batch may be of each micro-batch."""
-        if self.num_parts:
-            return False  # those are taken before
+        if self.num_parts or self.patterns == ():
+            return False  # those of parts are taken before
         if self.patterns is None:
             return True
         name = name_of(op.location)

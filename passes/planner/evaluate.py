@@ -112,6 +112,10 @@ _OFFLOAD: Final = "offload"
 """The option that leaves it to the choice of shardings what lies in host memory."""
 
 
+_OP_RULES: Final = "op-rules"
+"""The option that names the file of rules for custom calls."""
+
+
 _Key: TypeAlias = tuple[int, int, float, int, str]
 """What a step depends on: the pieces of its loops, micro-batches, the share recomputed, replicas, unlike meshes."""
 
@@ -631,9 +635,10 @@ def make_space(
     """
     cluster, context = load_cluster(setup.cluster), make_context()
     module = ir.Module.parse(setup.module, context)
-    possible = tuple(micro_batches) or _numbers(module, setup)
+    rules = {name: text for name, text in setup.options.items() if name == _OP_RULES}
+    build_pass_manager(before_choice(rules), context, Remarks(setup.file)).run(module.operation)
+    possible = tuple(micro_batches) or _numbers(module, setup)  # the batch is followed through calls by their rules
     numbers = _apart(possible)
-    build_pass_manager(before_choice({}), context, Remarks(setup.file)).run(module.operation)
     with context:
         program = read_program(entry_function(module), mesh_of_shape((1,)), setup.file)
         unsplit = build(program.graph, rank_target(cluster, mesh_of_shape((1,)), cluster.num_devices).model).problem

@@ -3,10 +3,12 @@
 A step is a line of parts: what stands before the first loop, its iterations, what stands between it and the next, and
 so on. A part has what the forward pass does there and what the backward pass does, as both are on one stage. Stages are
 cuts of this line. An iteration in which one stage ends and the next begins becomes a piece of its own, and so do those
-`BESIDE` it: they are no loops, so that the cut of their ops decides where the stage ends.
+`BESIDE` it: they are no loops, so that the cut of their ops decides where the stage ends. Iterations are cut at `GRAIN`
+places. Where that comes to more than `MOST_PIECES`, and whole iterations make stages as even to `WHOLE`, stages end
+between iterations, and each has one piece of a loop: as many as stages, and not as many as layers.
 
 Of all cuts it is one whose largest stage is the smallest, to `TOLERANCE`; of these the one that ends stages in the
-fewest iterations, and then the most even one. Iterations are cut at `GRAIN` places.
+fewest iterations, and then the most even one.
 """
 
 from __future__ import annotations
@@ -29,6 +31,18 @@ BESIDE: Final = 1
 
 A line is an estimate: it knows no transfers, nor that iterations without a loop take less. With none, steps in 4 stages
 took 1 to 10 % more (`python bench/search.py staged-loops`, 2026-11-26).
+"""
+
+MOST_PIECES: Final = 32
+"""In how many pieces loops are cut for stages to end inside of iterations.
+
+A step has as many ops as pieces, and planning takes as long: 126 layers in 16 stages are 61 pieces, or 16.
+"""
+
+WHOLE: Final = 0.02
+"""By what share the largest stage of whole iterations may be over the least there is, where there are many pieces.
+
+It is less than what a line leaves out: it knows no transfers.
 """
 
 TOLERANCE: Final = 0.005
@@ -68,19 +82,38 @@ def cut_iterations(
     Shapes: `seconds` [ops], of each op in a step; `counted` [ops], which of them stages share; `rates` [stages], how
     much of that each stage does in a second.
     """
-    num_stages = len(rates)
-    line = line_of(graph, np.where(counted, seconds, 0.0), loops)
-    total = sum(part.seconds for part in line)
-    for number, part in enumerate(line):
-        share = int(part.seconds * num_stages / total) if total else 0
-        if number % 2:
-            line[number] = Part(part.seconds, part.num_pieces * GRAIN, GRAIN)
-        else:
-            line[number] = replace(part, num_pieces=max(1, share))
+    return cut_line(line_of(graph, np.where(counted, seconds, 0.0), loops), rates)
+
+
+def cut_line(line: Sequence[Part], rates: Sequence[float]) -> list[list[int]]:
+    """Returns for each loop of a line, one iteration a piece, the iterations at which it is cut."""
+    trips = [part.num_pieces for part in line[1::2]]
+    fine, whole = (cut_at(line, grain, len(rates)) for grain in (GRAIN, 1))
+    found = [iterations(own, count) for own, count in zip(_places(fine, rates), trips, strict=True)]
+    are_many = sum(len(own) - 1 for own in found) > MOST_PIECES
+    if are_many and _largest(whole, rates) <= _largest(fine, rates) * (1 + WHOLE):
+        return [[0, *own, count] for own, count in zip(_places(whole, rates), trips, strict=True)]
+    return found
+
+
+def _places(line: Sequence[Part], rates: Sequence[float]) -> list[list[int]]:
+    """Returns at which places of each loop of a line stages end."""
     borders = even_cut(line, rates)
+    return [[at for part, at in borders if part == number] for number in range(1, len(line), 2)]
+
+
+def _largest(line: Sequence[Part], rates: Sequence[float]) -> float:
+    """Returns the seconds of the largest stage of the most even cut."""
+    return float(least_largest(line, rates)[-1, -1])
+
+
+def cut_at(line: Sequence[Part], grain: int, num_stages: int) -> list[Part]:
+    """Returns a line that can be cut at `grain` places in iterations, and as often around loops as these are large."""
+    total = sum(part.seconds for part in line)
+    share = [int(part.seconds * num_stages / total) if total else 0 for part in line]
     return [
-        iterations([at for part, at in borders if part == 2 * number + 1], one.trips)
-        for number, one in enumerate(loops)
+        Part(part.seconds, part.num_pieces * grain, grain) if number % 2 else replace(part, num_pieces=max(1, own))
+        for number, (part, own) in enumerate(zip(line, share, strict=True))
     ]
 
 
@@ -131,17 +164,9 @@ def even_cut(line: Sequence[Part], rates: Sequence[float]) -> list[tuple[int, in
     """
     num_stages = len(rates)
     places = [(number, piece) for number, part in enumerate(line) for piece in range(part.num_pieces)]
-    size = np.repeat([part.seconds / part.num_pieces for part in line], [part.num_pieces for part in line])
-    upto = np.concatenate([[0.0], np.cumsum(size)])
+    upto = _upto(line)
     count = len(places)
-    least = np.full((num_stages + 1, count + 1), inf)  # the largest of so many stages of the first pieces
-    least[0, 0] = 0.0
-    for stage in range(1, num_stages + 1):
-        for end in range(count + 1):
-            least[stage, end] = np.maximum(
-                least[stage - 1, : end + 1], (upto[end] - upto[: end + 1]) / rates[stage - 1]
-            ).min()
-    largest = least[num_stages, count] * (1 + TOLERANCE)
+    largest = least_largest(line, rates)[num_stages, count] * (1 + TOLERANCE)
     # More than all squares come to, for a stage that begins inside an iteration.
     inside = np.array([*(piece % line[number].grain > 0 for number, piece in places), False]) * (
         1 + (upto[-1] / min(rates)) ** 2
@@ -160,3 +185,21 @@ def even_cut(line: Sequence[Part], rates: Sequence[float]) -> list[tuple[int, in
         ends.append(int(came[stage, ends[-1]]))
     found = sorted({end for end in ends if 0 < end < count})
     return [places[end] for end in found if places[end][1]]
+
+
+def least_largest(line: Sequence[Part], rates: Sequence[float]) -> Floats:
+    """Returns the seconds of the largest of so many stages of the first pieces of a line [stages + 1, pieces + 1]."""
+    upto = _upto(line)
+    least = np.full((len(rates) + 1, len(upto)), inf)
+    least[0, 0] = 0.0
+    for stage, rate in enumerate(rates, 1):
+        for end in range(len(upto)):
+            own = (upto[end] - upto[: end + 1]) / rate
+            least[stage, end] = np.maximum(least[stage - 1, : end + 1], own).min()
+    return least
+
+
+def _upto(line: Sequence[Part]) -> Floats:
+    """Returns the seconds of the pieces before each place, and of all [pieces + 1]."""
+    size = np.repeat([part.seconds / part.num_pieces for part in line], [part.num_pieces for part in line])
+    return np.concatenate([[0.0], np.cumsum(size)])

@@ -13,10 +13,13 @@ from functools import partial
 from itertools import pairwise, product
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import mlp
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from made_up_plans import cut_off
 from scanned_steps import STEPS, text
 from training import export_step
@@ -360,6 +363,26 @@ def optimize(step: Path, *options: str) -> tuple[int, str, str]:
     out, err = io.BytesIO(), io.StringIO()
     code = opt.run(["--auto-parallel", "--cluster=cpu4", str(step), *options], io.BytesIO(), out, err)
     return code, out.getvalue().decode(), err.getvalue()
+
+
+def test_the_batch_is_followed_through_custom_calls_by_their_rules(monkeypatch: pytest.MonkeyPatch):
+    """Attention of cuDNN between two products: without its rule nothing could be taken in parts."""
+    monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91000)
+
+    def step(w: jax.Array, x: jax.Array) -> jax.Array:
+        def loss(w: jax.Array) -> jax.Array:
+            q = (x @ w).reshape(8, 128, 2, 64)
+            return (cudnn.dot_product_attention(q, q, q).reshape(8, 128, 128) @ w).astype(jnp.float32).sum()
+
+        return w - jax.grad(loss)(w)
+
+    shapes = [jax.ShapeDtypeStruct(dims, jnp.bfloat16) for dims in ((128, 128), (8, 128, 128))]
+    text = jax.jit(step, donate_argnums=0).trace(*shapes).lower(lowering_platforms=("cuda",)).as_text()
+    context = make_context()
+    module = read_module(text.encode(), "step", context)
+    with context, ir.Location.unknown():
+        Normalize().run(module.operation, Remarks())
+    assert make_space(Setup(bytecode(module), "step", "h100x8", 2.0**31, {})).micro_batches == (1, 2, 4, 8)
 
 
 @pytest.mark.long

@@ -5,7 +5,7 @@ from itertools import combinations, pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rhino.strategies.pipeline.stages.iterations import GRAIN, Part, even_cut, iterations
+from rhino.strategies.pipeline.stages.iterations import GRAIN, Part, cut_line, even_cut, iterations
 
 PARTS = st.lists(st.tuples(st.integers(0, 9), st.integers(1, 4)), min_size=1, max_size=4)
 
@@ -65,3 +65,18 @@ def test_stages_on_more_devices_get_more_layers():
     line = [Part(0.0, 1), Part(8.0, 8), Part(0.0, 1)]
     assert even_cut(line, [2.0, 1.0, 1.0]) == [(1, 4), (1, 6)]
     assert even_cut(line, [1.0, 1.0, 2.0]) == [(1, 2), (1, 4)]
+
+
+def test_many_stages_end_between_iterations_where_these_are_as_even():
+    """126 layers in 16 stages are eight each at most, of 7.9 in the mean; 32 layers are three, of two and an eighth."""
+
+    def pieces(trips: int, head: float, num_stages: int) -> list[int]:
+        (found,) = cut_line([Part(0.0, 1), Part(float(trips), trips), Part(head, 1)], [1.0] * num_stages)
+        return [stop - start for start, stop in pairwise(found)]
+
+    counts = pieces(126, 0.7, 16)
+    assert len(counts) == 16
+    assert set(counts) == {7, 8}
+    assert sum(counts) == 126
+    assert pieces(32, 2.0, 16).count(1) > 16
+    assert pieces(32, 0.0, 4) == [7, 1, 1, 6, 1, 1, 6, 1, 1, 7], "few stages end inside of iterations"
