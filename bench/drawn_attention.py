@@ -100,7 +100,9 @@ def _by_hand(scores: Array) -> Array:
 
 def draw_form(random: np.random.Generator) -> Form:
     """Returns a form of a step."""
-    queries, keys, most_keys = ((8, 8, 2), (8, 8, 4), (8, 16, 4), (12, 6, 2))[int(random.integers(4))]
+    queries, keys, most_keys = ((8, 8, 2), (8, 8, 4), (8, 16, 4), (12, 6, 2), (8, 7, 3), (10, 7, 2))[
+        int(random.integers(6))
+    ]
     heads, groups = ((2, 1), (4, 2), (2, 2))[int(random.integers(3))]
     dtype = "bf16" if random.integers(4) == 0 else "f32"
     scale, mask = str(random.choice(["queries", "scores"])), str(random.choice(MASKS))

@@ -1,11 +1,12 @@
 """Tensors in blocks of queries and keys: [blocks, ...] of what has either, and of both what meets in each trip.
 
-In trip `r` block `j` of the queries meets block `j + r` of the keys, round.
+In trip `r` block `j` of the queries meets block `j + r` of the keys, round. Blocks are of one size: where there are not
+as many queries or keys, zeros stand behind the last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,8 +29,12 @@ class Blocks:
         shape = list(shape_of(value))
         for dim in at:
             if dim is not None:
-                shape[dim] //= self.count
+                shape[dim] = -(-shape[dim] // self.count)
         return shape
+
+    def padding(self, size: int) -> int:
+        """Returns how many zeros stand behind so many queries or keys."""
+        return -size % self.count
 
     def in_blocks(self, value: Value, at: At) -> Value:
         """Returns a value that has queries or keys as [blocks, ...]; with both, as [trips, blocks, ...]."""
@@ -45,7 +50,8 @@ class Blocks:
             shape.append(size)
         lead = [places[dim] for dim in (at.query, at.key) if dim is not None]
         order = [*lead, *(dim for dim in range(len(shape)) if dim not in lead)]
-        turned = transposed(reshaped(value, shape), order)
+        filled = resized(value, {dim: self.count * self.part_shape(value, at)[dim] for dim in dims})
+        turned = transposed(reshaped(filled, shape), order)
         return self._by_trip(turned) if at.is_score else turned
 
     def _by_trip(self, value: Value) -> Value:
@@ -85,7 +91,8 @@ class Blocks:
         order: list[int] = []
         for dim in range(len(shape)):
             order += [lead.index(dim), dim + len(lead)] if dim in lead else [dim + len(lead)]
-        return reshaped(transposed(turned, order), shape)
+        filled = [size + (self.padding(size) if dim in lead else 0) for dim, size in enumerate(shape)]
+        return resized(reshaped(transposed(turned, order), filled), dict(enumerate(shape)))
 
     def modulo(self, index: Value) -> Value:
         """Returns numbers of blocks modulo how many there are."""
@@ -131,6 +138,17 @@ def reshaped(value: Value, shape: Sequence[int]) -> Value:
     kind = ir.RankedTensorType(value.type)
     wanted = ir.RankedTensorType.get(list(shape), kind.element_type)
     return value if wanted == kind else stablehlo.ReshapeOp(wanted, value).result
+
+
+def resized(value: Value, sizes: Mapping[int, int]) -> Value:
+    """Returns a tensor with other sizes of some dims, cut off or with zeros behind; itself where it has these."""
+    kind = ir.RankedTensorType(value.type)
+    behind = [sizes.get(dim, size) - size for dim, size in enumerate(kind.shape)]
+    if not any(behind):
+        return value
+    none = [0] * len(behind)
+    zero = make_constant(ir.RankedTensorType.get([], kind.element_type), 0)
+    return value_of(stablehlo.PadOp(value, zero, none, behind, none))
 
 
 def transposed(value: Value, order: Sequence[int]) -> Value:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from math import gcd
 from typing import ClassVar, Final
 
 from rhino.ir.diagnostics import Place, RhinoError
@@ -37,8 +36,6 @@ BLOCKWISE: Final = "blockwise"
 """What asks for loops over blocks of keys."""
 MOST_KEYS: Final = 512
 """The most keys of a block: splash attention, JAX's kernel for TPUs, has as many by default."""
-_SMALLEST: Final = 4
-"""So many times as many blocks as of the size that is asked for may be made of numbers that it does not divide."""
 
 
 @dataclass(frozen=True)
@@ -91,16 +88,6 @@ def parse_attention(text: str, file: str = "") -> int:
     return int(most) if most else MOST_KEYS
 
 
-def num_blocks(num_queries: int, num_keys: int, most: int) -> int:
-    """Returns in how many blocks both queries and keys are divided: the fewest with at most so many keys each.
-
-    Returns 1 where there is no such number, or blocks would be far smaller than asked: products of them are slow.
-    """
-    common = gcd(num_queries, num_keys)
-    counts = range(-(-num_keys // most), min(common, _SMALLEST * num_keys // most) + 1)
-    return next((count for count in counts if common % count == 0), 1)
-
-
 def _blocks(op: ir.Operation) -> list[ir.Block]:
     """Returns the blocks of a function and of the loops in it."""
     found = [op.regions[0].blocks[0]]
@@ -124,9 +111,11 @@ def _unstack(entry: func.FuncOp) -> None:
 def _rewritten(region: Region, most: int) -> str:
     """Rewrites attention, if it can be divided; returns what was done."""
     sizes = f"{region.num_queries} queries and {region.num_keys} keys"
-    count = num_blocks(region.num_queries, region.num_keys, most)
+    count = -(-region.num_keys // most)
     if count < 2:
-        return f"attention of {sizes} stays as it is: they are not in as many blocks, of at most {most} keys"
+        return f"attention of {sizes} stays as it is: a block has up to {most} keys"
+    if count > region.num_queries:
+        return f"attention of {sizes} stays as it is: fewer queries than blocks of at most {most} keys"
     if simplify_row_sums(region):
         _erase(region)
         region = Region(region.block, region.top)

@@ -11,7 +11,8 @@ Source    Liu, Zaharia and Abbeel, "Ring attention with blockwise transformers f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -210,7 +211,8 @@ class KeyLoop:
         if one.at.is_score:
             one.carried.next = self._stored(before, self._written(op))
             return
-        block = self._written(op, before.type)
+        with self._filled(op, one):
+            block = self._written(op, before.type)
         if one.form.largest is not None:
             before = self._rescaled(before, one.form.largest)
         one.carried.next = ir.Operation.create(one.by, [before.type], [before, block]).results[0]
@@ -220,6 +222,30 @@ class KeyLoop:
             subtracted = _where_none(new, make_constant(new.type, 0), new)  # of nothing but -inf that cannot be
             self.known[self.loops.largest, self.loops.row_at[self.loops.largest]] = subtracted
             self.change = stablehlo.ExpOp(stablehlo.SubtractOp(old, subtracted).result).result
+
+    @contextmanager
+    def _filled(self, op: ir.Operation, one: Sum) -> Iterator[None]:
+        """Lets an op that sums up see, behind the last of the queries and keys, nothing that changes the sum."""
+        known = dict(self.known)
+        for value, at in zip(op.operands, self._operand_dims(op), strict=True):
+            summed = [dim for dim, left in zip(at, one.at, strict=True) if dim is not None and left is None]
+            for dim in summed if at.is_score else ():
+                if self.blocks.padding(shape_of(value)[dim]):
+                    self.known[value, at] = self._where_there(value, at, dim, one.by)
+        yield
+        self.known = known
+
+    def _where_there(self, value: Value, at: At, dim: int, by: str) -> Value:
+        """Returns a block of a value with what leaves a sum as it is behind the last of the queries, or the keys."""
+        block = self._known(value, at)
+        kind = ir.RankedTensorType(block.type)
+        positions = self._positions(kind.shape[dim + 1], is_key=dim == at.key)
+        less = ir.Attribute.parse("#stablehlo<comparison_direction LT>")
+        is_there = stablehlo.CompareOp(positions, make_constant(positions.type, shape_of(value)[dim]), less).result
+        identity = identity_of(by, kind.element_type)
+        assert identity is not None, by
+        spread = broadcast(is_there, list(kind.shape), [0, dim + 1])
+        return value_of(stablehlo.SelectOp(spread, block, make_constant(kind, identity)))
 
     def _largest(self, value: Value) -> Value:
         """Returns what is subtracted where these are the largest numbers of the rows."""
@@ -280,17 +306,21 @@ class KeyLoop:
             splat = ir.DenseElementsAttr(op.attributes["value"]).get_splat_value()
             return value_of(stablehlo.ConstantOp(ir.DenseElementsAttr.get_splat(kind, splat)))
         at, dim = self.region.at[op.results[0]], ir.IntegerAttr(op.attributes["iota_dimension"]).value
-        inside = value_of(stablehlo.IotaOp(kind, dim + 1))
         if dim not in at:
-            return inside
-        row = ir.RankedTensorType.get([self.blocks.count], self.index_type.element_type)
-        block = stablehlo.IotaOp(row, 0).result
-        if dim == at.key:
+            return value_of(stablehlo.IotaOp(kind, dim + 1))
+        positions = self._positions(kind.shape[dim + 1], is_key=dim == at.key)
+        return broadcast(converted(positions, kind.element_type), list(kind.shape), [0, dim + 1])
+
+    def _positions(self, size: int, *, is_key: bool) -> Value:
+        """Returns which of all queries or keys those of each block are in this trip, [blocks, size]."""
+        kind = ir.RankedTensorType.get([self.blocks.count, size], self.index_type.element_type)
+        block = value_of(stablehlo.IotaOp(kind, 0))
+        if is_key:
             block = self.blocks.modulo(
-                stablehlo.AddOp(block, broadcast(self.trips.argument, [self.blocks.count], [])).result
+                value_of(stablehlo.AddOp(block, broadcast(self.trips.argument, list(kind.shape), [])))
             )
-        first = stablehlo.MulOp(block, make_constant(row, kind.shape[dim + 1])).result
-        return value_of(stablehlo.AddOp(inside, broadcast(converted(first, kind.element_type), list(kind.shape), [0])))
+        first = stablehlo.MulOp(block, make_constant(kind, size)).result
+        return value_of(stablehlo.AddOp(first, stablehlo.IotaOp(kind, 1).result))
 
     def _rounds(self, loop: ir.Operation) -> None:
         """Writes a loop in which each element is computed by itself, for the blocks of this trip."""

@@ -1,5 +1,5 @@
 // RUN: rhino-opt --pass-pipeline='rhino-attention{attention=blockwise:2}' --split-input-file --verify-diagnostics --remarks-filter=. %s | filecheck %s
-// A softmax stays as it is where all of its numbers are given, or where they are not in as many blocks of queries as of keys.
+// A softmax stays as it is where all of its numbers are given, or where there are fewer queries than blocks of keys.
 
 // CHECK-LABEL: func.func @given
 // CHECK-NOT: stablehlo.while
@@ -16,16 +16,16 @@ func.func @given(%q: tensor<4x3xf32>, %k: tensor<4x3xf32>) -> tensor<4x4xf32> {
 
 // -----
 
-// CHECK-LABEL: func.func @prime
+// CHECK-LABEL: func.func @few_queries
 // CHECK-NOT: stablehlo.while
-func.func @prime(%q: tensor<5x3xf32>, %k: tensor<4x3xf32>) -> tensor<5x3xf32> {
+func.func @few_queries(%q: tensor<2x3xf32>, %k: tensor<6x3xf32>) -> tensor<2x3xf32> {
   %least = stablehlo.constant dense<0xFF800000> : tensor<f32>
-  %s = stablehlo.dot_general %q, %k, contracting_dims = [1] x [1] : (tensor<5x3xf32>, tensor<4x3xf32>) -> tensor<5x4xf32>
-  // expected-remark@below {{attention of 5 queries and 4 keys stays as it is: they are not in as many blocks, of at most 2 keys}}
-  %m = stablehlo.reduce(%s init: %least) applies stablehlo.maximum across dimensions = [1] : (tensor<5x4xf32>, tensor<f32>) -> tensor<5xf32>
-  %ms = stablehlo.broadcast_in_dim %m, dims = [0] : (tensor<5xf32>) -> tensor<5x4xf32>
-  %d = stablehlo.subtract %s, %ms : tensor<5x4xf32>
-  %e = stablehlo.exponential %d : tensor<5x4xf32>
-  %o = stablehlo.dot_general %e, %k, contracting_dims = [1] x [0] : (tensor<5x4xf32>, tensor<4x3xf32>) -> tensor<5x3xf32>
-  return %o : tensor<5x3xf32>
+  %s = stablehlo.dot_general %q, %k, contracting_dims = [1] x [1] : (tensor<2x3xf32>, tensor<6x3xf32>) -> tensor<2x6xf32>
+  // expected-remark@below {{attention of 2 queries and 6 keys stays as it is: fewer queries than blocks of at most 2 keys}}
+  %m = stablehlo.reduce(%s init: %least) applies stablehlo.maximum across dimensions = [1] : (tensor<2x6xf32>, tensor<f32>) -> tensor<2xf32>
+  %ms = stablehlo.broadcast_in_dim %m, dims = [0] : (tensor<2xf32>) -> tensor<2x6xf32>
+  %d = stablehlo.subtract %s, %ms : tensor<2x6xf32>
+  %e = stablehlo.exponential %d : tensor<2x6xf32>
+  %o = stablehlo.dot_general %e, %k, contracting_dims = [1] x [0] : (tensor<2x6xf32>, tensor<6x3xf32>) -> tensor<2x3xf32>
+  return %o : tensor<2x3xf32>
 }

@@ -26,8 +26,8 @@ LONG = pytest.mark.long
 @given(
     st.builds(
         Form,
-        st.just(4),
-        st.sampled_from([2, 4, 8]),
+        st.sampled_from([4, 5]),
+        st.sampled_from([3, 4, 8]),
         st.just(2),
         st.just(2),
         st.sampled_from([1, 2]),
