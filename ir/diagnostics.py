@@ -115,6 +115,7 @@ IDS: Final[dict[str, tuple[ExitCode, str]]] = {
     "RHI-STEP-007": (ExitCode.BAD_INPUT, "a transfer, an argument or a result is duplicated"),
     "RHI-STEP-008": (ExitCode.DOES_NOT_FIT, "a step is predicted to need more memory than a device has"),
     "RHI-STEP-009": (ExitCode.BAD_INPUT, "the devices of a rank are not as many as its mesh has, or another rank's"),
+    "RHI-STEP-010": (ExitCode.BAD_INPUT, "the lists of a step's ranks wait for each other"),
     "RHI-PLAN-001": (ExitCode.BAD_INPUT, "a folder is not a plan that can be read"),
     "RHI-PLAN-002": (ExitCode.BAD_INPUT, "a file of a plan is missing or altered"),
     "RHI-PLAN-003": (ExitCode.BAD_INPUT, "a plan cannot be written"),

@@ -1,7 +1,7 @@
 """Plans on disk: one by its shardings is a file, one with programs a folder in which that file is `plan.json`.
 
     plan.json             the plan (`rhino.ir.plan.plan_json`), with the hash of every other file
-    step.json             mesh, programs, slots, constants and instructions, one a line
+    step.json             mesh, programs, slots, constants and the list of each rank (`rhino.ir.plan.step_json`)
     programs/NAME.mlir    what is compiled
 
 A plan needs no planner to run, and is the same, byte for byte, for the same plan. It may come from somebody else: a

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, assert_never
+from typing import Literal, Protocol, TypeAlias, assert_never
 
 from rhino.ir.cluster.mesh import Mesh
 from rhino.ir.cluster.placement import Devices
@@ -105,20 +105,23 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """The giving half of a transfer to a rank of another process; never waits."""
+    """The giving half of a transfer to a rank of another process, where `target` is; never waits."""
 
     uid: int
     source: int
-    peer: int
+    target: int
 
 
 @dataclass(frozen=True, slots=True)
 class Receive:
-    """The taking half of a transfer from a rank of another process; never waits: what reads the slot does."""
+    """The taking half of a transfer from a rank of another process, where `source` is.
+
+    It never waits: what reads the slot does.
+    """
 
     uid: int
+    source: int
     target: int
-    peer: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +165,7 @@ class Step:
     meshes: tuple[Mesh, ...]
     programs: tuple[StepProgram, ...]
     slots: tuple[Slot, ...]
-    instructions: tuple[Global, ...]
+    instructions: Sequence[Global]
     constants: tuple[tuple[int, int], ...] = ()
     devices: Devices = ()
 
@@ -174,6 +177,30 @@ class Step:
     def mesh_of(self, slot: int) -> Mesh:
         """Returns the mesh of the rank that a slot is on."""
         return self.meshes[self.slots[slot].rank]
+
+
+class Listed(Protocol):
+    """A list of instructions with what they speak of: of a whole step, or of the part that a process runs."""
+
+    @property
+    def meshes(self) -> tuple[Mesh, ...]:
+        """The mesh of each rank of the step [ranks]."""
+
+    @property
+    def programs(self) -> tuple[StepProgram, ...]:
+        """The programs, by the numbers that runs have for them."""
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """The slots, by the numbers that instructions have for them."""
+
+    @property
+    def instructions(self) -> Sequence[Global] | Sequence[Local]:
+        """The list."""
+
+    @property
+    def constants(self) -> tuple[tuple[int, int], ...]:
+        """The slots that hold an integer for ever."""
 
 
 def reads(instruction: Global | Local) -> tuple[int, ...]:
@@ -202,43 +229,6 @@ def writes(instruction: Global | Local) -> tuple[int, ...]:
             assert_never(instruction)
 
 
-def rank_of(step: Step, run: Run) -> int:
+def rank_of(step: Listed, run: Run) -> int:
     """Returns the rank that a run is on."""
     return step.slots[(*run.inputs, *run.outputs)[0]].rank
-
-
-def program_ranks(step: Step) -> tuple[tuple[int, ...], ...]:
-    """Returns the ranks that each program runs on [programs]; for one that does not run, the first."""
-    found: list[dict[int, None]] = [{} for _ in step.programs]
-    for one in step.instructions:
-        if isinstance(one, Run):
-            found[one.program][rank_of(step, one)] = None
-    return tuple([tuple(ranks) or (0,) for ranks in found])
-
-
-def program_meshes(step: Step) -> tuple[Mesh, ...]:
-    """Returns the mesh that each program runs on [programs]; for one that does not run, that of the first rank."""
-    return tuple([step.meshes[ranks[0]] for ranks in program_ranks(step)])
-
-
-def project(step: Step, ranks: Sequence[int]) -> tuple[Local, ...]:
-    """Returns the list of the process that holds `ranks`, in the step's order."""
-    here = frozenset(ranks)
-    return tuple([part for one in step.instructions for part in _part(step, one, here)])
-
-
-def _part(step: Step, one: Global, here: frozenset[int]) -> tuple[Local, ...]:
-    match one:
-        case Transfer(uid, source, target):
-            source_rank, target_rank = step.slots[source].rank, step.slots[target].rank
-            if source_rank in here and target_rank in here:
-                return (Copy(uid, source, target),)
-            sends = (Send(uid, source, target_rank),) if source_rank in here else ()
-            return (*sends, *((Receive(uid, target, source_rank),) if target_rank in here else ()))
-        case Free(slots):
-            kept = tuple([slot for slot in slots if step.slots[slot].rank in here])
-            return (Free(kept),) if kept else ()
-        case Run() | Feed() | Fetch():
-            return (one,) if step.slots[(*reads(one), *writes(one))[0]].rank in here else ()
-        case _:
-            assert_never(one)

@@ -63,8 +63,8 @@ from rhino.ir.plan.step_json import devices_json, devices_of, meshes_json, meshe
 FORMAT: Final = "rhino-plan"
 VERSION: Final = 3
 """Of the format: 1 and 2 were folders with a manifest alone, and files of one program were of another format."""
-PLACED: Final = 4
-"""The version of a plan that says which devices its ranks have, which a reader of version 3 would put elsewhere."""
+STAGED: Final = 5
+"""The version of a plan in stages: those of 3 and 4 listed each instruction."""
 
 _OLD: Final = ("rhino-spmd-plan", 1, 2)
 _FIX: Final = "make the plan again, with Plan.save, or rhino-opt --auto-shard or --auto-parallel and --plan"
@@ -92,7 +92,7 @@ def plan_text(plan: Plan, files: Mapping[str, str]) -> str:
     predicted, tuned = plan.predicted, plan.autotuning
     data: dict[str, Any] = {
         "format": FORMAT,
-        "version": PLACED if plan.devices else VERSION,
+        "version": STAGED if plan.execution else VERSION,
         "source": {
             "function": plan.source.function,
             "sha256": plan.source.sha256,
@@ -141,8 +141,9 @@ def plan_data(text: str | bytes, file: str) -> dict[str, Any]:
         raise no_plan(file, f"an older Rhino wrote it, and this reads {FORMAT} version {VERSION}")
     if data.get("format") != FORMAT:
         raise no_plan(file, f"its format is not {FORMAT!r}")
-    if data.get("version") not in (VERSION, PLACED):
-        what = f"it is of version {data.get('version')!r}, and this reads versions {VERSION} and {PLACED}"
+    expected, form = (STAGED, "in stages") if "execution" in data else (VERSION, "in one program")
+    if data.get("version") != expected:
+        what = f"it is of version {data.get('version')!r}, and a plan {form} is read in version {expected}"
         raise no_plan(file, what)
     if data.get(_DIGEST) != _own_digest(data):
         what = "the plan is not as it was written: its hash is another"

@@ -1,4 +1,12 @@
-"""A step as JSON, a row to a line, and back.
+"""A step as JSON, and the part of it that a process runs, a row to a line; and back.
+
+    layouts      shapes, element types and dims, which others have by number
+    programs     what is compiled
+    kinds        the rank and the layout of slots that are alike
+    slots        the kind of each slot, in loops
+    constants    each slot that holds an integer for ever and the integer, in loops
+    forms        all of instructions but their numbers (`rhino.ir.plan.instruction_list`)
+    rank R       the list of rank R, in loops (`rhino.ir.plan.strides`): times, forms, numbers, strides
 
 A value of the wrong kind is refused with a TypeError or ValueError that names it.
 """
@@ -6,54 +14,190 @@ A value of the wrong kind is refused with a TypeError or ValueError that names i
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Any, assert_never, get_args
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, get_args
 
+import numpy as np
+
+from rhino.ir.arrays import Ints
 from rhino.ir.cluster.mesh import Mesh
 from rhino.ir.cluster.placement import Devices
 from rhino.ir.graph.graph import DEVICE
-from rhino.ir.plan.instructions import (
-    Feed,
-    Fetch,
-    Free,
-    Global,
-    Layout,
-    Phase,
-    Run,
-    Slot,
-    Step,
-    StepProgram,
-    Task,
-    Transfer,
-)
-from rhino.ir.plan.json_values import count_of, list_of, memory_of, number_of, numbers_of, small_of, text_of
+from rhino.ir.plan.instruction_list import SIMPLE, Form, InstructionList, Kind, in_columns
+from rhino.ir.plan.instructions import Feed, Global, Layout, Local, Phase, Slot, Step, StepProgram
+from rhino.ir.plan.json_values import count_of, list_of, memory_of, number_of, numbers_of, text_of
+from rhino.ir.plan.parts import Part
+from rhino.ir.plan.rank_lists import merged, split
+from rhino.ir.plan.strides import Loop, list_of_loops, loops_of
+
+_MOST_NUMBERS: Final = 2**26
+"""Of a list of one rank: no schedule has a million instructions, and few have more than some dozens of numbers."""
 
 
 def step_text(step: Step) -> str:
     """Returns a step as JSON."""
-    programs = [json.dumps(_program_json(program)) for program in step.programs]
-    slots = [json.dumps([slot.rank, *_layout_json(slot.layout)]) for slot in step.slots]
-    instructions = [json.dumps(_instruction_json(one)) for one in step.instructions]
-    head = json.dumps({**meshes_json(step.meshes), **devices_json(step.devices), "constants": step.constants})
-    rows = {"programs": programs, "slots": slots, "instructions": instructions}
-    tables = [f'"{name}": [\n{_lines(lines)}\n]' for name, lines in rows.items()]
-    return ",\n".join([head[:-1], *tables]) + "}\n"
+    table = _Layouts()
+    lists = [_list_rows(own) for own in split(step)]
+    forms = list(dict.fromkeys(form for own, _ in lists for form in own))
+    number = {form: place for place, form in enumerate(forms)}
+    ranks = [[_numbered(loop, own, number) for loop in loops] for own, loops in lists]
+    return _text(step, table, forms, {f"rank {rank}": rows for rank, rows in enumerate(ranks)})
 
 
-def _lines(rows: list[str]) -> str:
-    return ",\n".join(rows)
+def part_text(part: Part) -> str:
+    """Returns the part of a step that a process runs as JSON."""
+    forms, loops = _list_rows(in_columns(part.instructions))
+    number = {form: place for place, form in enumerate(forms)}
+    rows = {"list": [_numbered(loop, forms, number) for loop in loops]}
+    more = {"own_ranks": list(part.ranks), "num_results": part.num_results}
+    return _text(part, _Layouts(), forms, rows, more)
 
 
 def read_step(data: dict[str, Any]) -> Step:
-    """Returns the step that JSON says, each value of its kind; whether it can run is not looked at."""
+    """Returns the step that JSON says, each value of its kind; whether it can run is not looked at.
+
+    Raises:
+        RhinoError: RHI-STEP-007 and RHI-STEP-010 where the lists of its ranks are not of one step.
+    """
+    meshes, read = meshes_of(data), _Read(data)
     return Step(
-        meshes=meshes_of(data),
-        programs=tuple(map(_program, list_of(data["programs"]))),
-        slots=tuple([Slot(number_of(rank), _layout(layout)) for rank, *layout in list_of(data["slots"])]),
-        instructions=tuple(map(_instruction, list_of(data["instructions"]))),
-        constants=tuple([(number_of(slot), small_of(number)) for slot, number in list_of(data["constants"])]),
+        meshes=meshes,
+        programs=read.programs,
+        slots=read.slots,
+        instructions=merged([read.instructions(f"rank {rank}", "transfer", "copy") for rank in range(len(meshes))]),
+        constants=read.constants,
         devices=devices_of(data),
     )
+
+
+def read_part(data: dict[str, Any]) -> Part:
+    """Returns the part that JSON says, as `part_text` wrote it."""
+    read = _Read(data)
+    return Part(
+        numbers_of(data["own_ranks"]),
+        meshes_of(data),
+        read.programs,
+        read.slots,
+        read.instructions("list", "transfer"),
+        read.constants,
+        number_of(data["num_results"]),
+    )
+
+
+def _text(
+    listed: Step | Part,
+    layouts: _Layouts,
+    forms: Sequence[Form],
+    lists: Mapping[str, Sequence[Any]],
+    more: Mapping[str, Any] | None = None,
+) -> str:
+    """Returns an object with a row to a line; slots, constants and lists are in loops."""
+    kinds: dict[Slot, int] = {}
+    kind_of = np.array([kinds.setdefault(slot, len(kinds)) for slot in listed.slots], dtype=np.int64)
+    constants = InstructionList.of([Feed(number, slot) for slot, number in listed.constants])
+    rows: dict[str, Sequence[Any]] = {
+        "programs": [_program_json(program, layouts) for program in listed.programs],
+        "kinds": [[slot.rank, layouts.number(slot.layout)] for slot in kinds],
+        "slots": [[loop.times, loop.forms] for loop in loops_of(_of_kinds(kind_of, len(kinds)))],
+        "constants": [_row(loop) for loop in loops_of(constants)],
+        "forms": [_form_json(form) for form in forms],
+        **lists,
+    }
+    devices = listed.devices if isinstance(listed, Step) else ()
+    head = json.dumps({**meshes_json(listed.meshes), **devices_json(devices), **(more or {})})
+    tables = [f'"{name}": [\n{_lines(lines)}\n]' for name, lines in {"layouts": layouts.rows(), **rows}.items()]
+    return ",\n".join([head[:-1], *tables]) + "}\n"
+
+
+def _lines(rows: Sequence[Any]) -> str:
+    return ",\n".join(map(json.dumps, rows))
+
+
+class _Layouts:
+    """The layouts of a step, each once."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[Layout, int] = {}
+
+    def number(self, layout: Layout) -> int:
+        return self.numbers.setdefault(layout, len(self.numbers))
+
+    def rows(self) -> list[Any]:
+        return [_layout_json(layout) for layout in self.numbers]
+
+
+class _Read:
+    """The tables of an object that `_text` wrote."""
+
+    def __init__(self, data: dict[str, Any]) -> None:
+        self.data = data
+        self.layouts = tuple(map(_layout, list_of(data["layouts"])))
+        self.programs = tuple([_program(row, self.layouts) for row in list_of(data["programs"])])
+        kinds = [Slot(number_of(rank), self.layouts[number_of(own)]) for rank, own in list_of(data["kinds"])]
+        loops = [Loop(count_of(times), numbers_of(own), (), ()) for times, own in list_of(data["slots"])]
+        kind_of = _expanded((Form("free"),) * len(kinds), loops).form_of
+        self.slots = tuple([kinds[kind] for kind in kind_of.tolist()])
+        constants = _expanded((Form("feed", *SIMPLE["feed"]),), list(map(_loop, list_of(data["constants"]))))
+        self.constants = tuple([(slot, number) for slot, number in constants.numbers.reshape(-1, 2).tolist()])
+        self.forms = tuple(map(_form, list_of(data["forms"])))
+
+    def instructions(self, name: str, *refused: Kind) -> InstructionList[Any]:
+        """Returns the list of that name, which has none of some kinds."""
+        found: InstructionList[Any] = _expanded(self.forms, list(map(_loop, list_of(self.data[name]))))
+        if found.is_kind(*refused).any():
+            raise ValueError(f"the list of {name} has a {' or '.join(refused)}")
+        return found
+
+
+def _of_kinds(kind_of: Ints, count: int) -> InstructionList[Global]:
+    """Returns what has no numbers, and one of `count` kinds, as a list, for loops to be found in it."""
+    return InstructionList((Form("free"),) * count, kind_of, np.zeros(0, dtype=np.int64))
+
+
+def _list_rows(found: InstructionList[Local]) -> tuple[tuple[Form, ...], tuple[Loop, ...]]:
+    return found.forms, loops_of(found)
+
+
+def _numbered(loop: Loop, forms: Sequence[Form], number: Mapping[Form, int]) -> list[Any]:
+    """Returns a loop as a row, whose forms have other numbers."""
+    return _row(replace(loop, forms=tuple([number[forms[form]] for form in loop.forms])))
+
+
+def _row(loop: Loop) -> list[Any]:
+    strides = [loop.strides] if loop.times > 1 else []
+    return [loop.times, loop.forms, loop.numbers, *strides]
+
+
+def _loop(row: Any) -> Loop:  # noqa: ANN401 - JSON
+    """Returns the loop of a row; all its numbers are from 0 and have at most 31 bits."""
+    times, forms, numbers, *strides = list_of(row)
+    first = numbers_of(numbers)
+    found = Loop(number_of(times), numbers_of(forms), first, (0,) * len(first))
+    if found.times > 1 and strides:
+        found = replace(found, strides=tuple([_whole(one) for one in list_of(strides[0])]))
+    ends = [one + (found.times - 1) * stride for one, stride in zip(first, found.strides, strict=True)]
+    if found.times < 1 or not found.forms or any(one not in range(2**31) for one in (*first, *ends)):
+        raise ValueError(f"no loop: {row!r:.200}")
+    return found
+
+
+def _whole(value: Any) -> int:  # noqa: ANN401 - JSON
+    if type(value) is not int:
+        raise TypeError(f"{value!r} is no whole number")
+    return value
+
+
+def _expanded(forms: Sequence[Form], loops: Sequence[Loop]) -> InstructionList[Any]:
+    """Returns the list that loops are. Raises ValueError where that is larger than a step is, or forms do not fit."""
+    widths = [form.width for form in forms]
+    for loop in loops:
+        if sum(widths[form] for form in loop.forms) != len(loop.numbers):
+            raise ValueError(f"a loop of {len(loop.forms)} instructions has {len(loop.numbers)} numbers")
+    if sum(loop.times * (len(loop.forms) + len(loop.numbers)) for loop in loops) > _MOST_NUMBERS:
+        raise ValueError(f"a list has more than {_MOST_NUMBERS} numbers")
+    found: InstructionList[Any] = list_of_loops(forms, loops)
+    return found
 
 
 def meshes_json(meshes: Sequence[Mesh]) -> dict[str, Any]:
@@ -87,37 +231,25 @@ def mesh_of(axes: Any) -> Mesh:  # noqa: ANN401 - JSON
     return Mesh(tuple(sizes.items()))
 
 
-def _instruction_json(one: Global) -> list[Any]:
-    match one:
-        case Run(program, inputs, outputs, task):
-            return ["run", program, inputs, outputs, task.phase, task.stage, task.micro_batch]
-        case Transfer(uid, source, target):
-            return ["transfer", uid, source, target]
-        case Free(slots):
-            return ["free", *slots]
-        case Feed(argument, target):
-            return ["feed", argument, target]
-        case Fetch(source, result):
-            return ["fetch", source, result]
-        case _:
-            assert_never(one)
+def _form_json(form: Form) -> list[Any]:
+    if form.kind == "run":
+        return [form.kind, form.program, form.phase, form.stage, form.reads, form.writes, form.others]
+    return [form.kind, form.others] if form.kind == "free" else [form.kind]
 
 
-def _instruction(row: list[Any]) -> Global:
-    match row:
-        case ["run", program, inputs, outputs, phase, stage, micro_batch]:
+def _form(row: Any) -> Form:  # noqa: ANN401 - JSON
+    match list_of(row):
+        case ["run", program, phase, stage, reads, writes, others]:
             if phase not in get_args(Phase):
                 raise ValueError(f"no phase: {phase}")
-            task = Task(phase, number_of(stage), None if micro_batch is None else number_of(micro_batch))
-            return Run(number_of(program), numbers_of(inputs), numbers_of(outputs), task)
-        case ["transfer", uid, source, target]:
-            return Transfer(number_of(uid), number_of(source), number_of(target))
-        case ["free", *slots]:
-            return Free(numbers_of(slots))
-        case ["feed", argument, target]:
-            return Feed(number_of(argument), number_of(target))
-        case ["fetch", source, result]:
-            return Fetch(number_of(source), number_of(result))
+            if others not in (0, 1):
+                raise ValueError(f"a run has one micro-batch or none, not {others}")
+            counts = number_of(reads), number_of(writes), number_of(others)
+            return Form("run", *counts, number_of(program), phase, number_of(stage))
+        case ["free", count]:
+            return Form("free", others=number_of(count))
+        case [kind] if kind in SIMPLE:
+            return Form(kind, *SIMPLE[kind])
         case _:
             raise ValueError(f"no instruction: {row}")
 
@@ -141,17 +273,17 @@ def _layout(data: list[Any]) -> Layout:
     return layout
 
 
-def _program_json(program: StepProgram) -> dict[str, Any]:
+def _program_json(program: StepProgram, layouts: _Layouts) -> dict[str, Any]:
     return {
         "name": program.name,
         "module": program.module,
-        "inputs": [_layout_json(one) for one in program.inputs],
-        "outputs": [_layout_json(one) for one in program.outputs],
+        "inputs": [layouts.number(one) for one in program.inputs],
+        "outputs": [layouts.number(one) for one in program.outputs],
         "donated": [list(pair) for pair in program.donated],
     }
 
 
-def _program(data: dict[str, Any]) -> StepProgram:
-    inputs, outputs = (tuple(map(_layout, list_of(data[side]))) for side in ("inputs", "outputs"))
+def _program(data: dict[str, Any], layouts: Sequence[Layout]) -> StepProgram:
+    inputs, outputs = (tuple([layouts[one] for one in numbers_of(data[side])]) for side in ("inputs", "outputs"))
     donated = tuple([(number_of(source), number_of(target)) for source, target in list_of(data["donated"])])
     return StepProgram(text_of(data["name"]), text_of(data["module"]), inputs, outputs, donated)

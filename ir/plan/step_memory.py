@@ -6,14 +6,18 @@ The planner predicts it, the verifier bounds it, and the executor allocates it.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from rhino.ir.arrays import Bools, Ints
 from rhino.ir.cluster.mesh import Mesh
 from rhino.ir.graph.elements import element_bytes
 from rhino.ir.graph.graph import DEVICE, HOST, MemoryKind
-from rhino.ir.plan.instructions import Free, Global, Layout, Run, Step, rank_of, writes
+from rhino.ir.plan.instruction_list import Group, in_columns
+from rhino.ir.plan.instructions import Layout, Listed
+from rhino.ir.plan.parts import slot_ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,88 +51,164 @@ def local_shape(layout: Layout, mesh: Mesh) -> tuple[int, ...]:
     )
 
 
-def memory_of(step: Step, temp_bytes: Sequence[int] = ()) -> tuple[RankMemory, ...]:
+def memory_of(step: Listed, temp_bytes: Sequence[int] = ()) -> tuple[RankMemory, ...]:
     """Returns the peak memory of each rank.
 
     `temp_bytes` are each program's temporaries, on a device (none if not given).
 
     The step's slots are written once and given up once, as the verifier proves.
     """
-    peaks = [RankMemory(0, 0, 0)] * step.num_ranks
-    for rank, micro_batches in enumerate(_peak_micro_batches(step)):
-        peaks[rank] = RankMemory(0, 0, micro_batches)
-    for at, rank, used_bytes in memory_over_time(step, temp_bytes):
-        if used_bytes > peaks[rank].peak_bytes:
-            peaks[rank] = RankMemory(used_bytes, at, peaks[rank].peak_micro_batches)
+    used = _used_over_time(step, temp_bytes, DEVICE)
+    peaks = [RankMemory(0, 0, micro_batches) for micro_batches in _peak_micro_batches(step)]
+    for rank in range(len(peaks)):
+        own = np.flatnonzero(used.rank == rank)
+        if len(own) and (most := int(used.num_bytes[own].max())) > 0:
+            at = int(used.place[own[used.num_bytes[own].argmax()]])
+            peaks[rank] = RankMemory(most, at, peaks[rank].peak_micro_batches)
     return tuple(peaks)
 
 
-def host_peaks(step: Step) -> tuple[int, ...]:
+def host_peaks(step: Listed) -> tuple[int, ...]:
     """Returns the most bytes of host memory that a device of each rank takes at a time."""
-    peaks = [0] * step.num_ranks
-    for _, rank, used_bytes in memory_over_time(step, (), HOST):
-        peaks[rank] = max(peaks[rank], used_bytes)
-    return tuple(peaks)
+    peaks = np.zeros(len(step.meshes), dtype=np.int64)
+    used = _used_over_time(step, (), HOST)
+    np.maximum.at(peaks, used.rank, used.num_bytes)
+    return tuple(peaks.tolist())
 
 
-def live_slots(step: Step, at: int, rank: int) -> tuple[int, ...]:
-    """Returns the slots of a rank that hold an array after instruction `at`."""
-    live = dict.fromkeys(slot for slot, _ in step.constants)
-    for one in step.instructions[: at + 1]:
-        live |= dict.fromkeys(writes(one))
-        for slot in given_up(step, one):
-            live.pop(slot)
-    return tuple([slot for slot in live if step.slots[slot].rank == rank])
-
-
-def given_up(step: Step, one: Global) -> tuple[int, ...]:
-    """Returns the slots that hold nothing after an instruction: freed, or taken over by a program's output."""
-    match one:
-        case Free(slots=slots):
-            return slots
-        case Run(program=program, inputs=inputs):
-            return tuple([inputs[taken] for taken, _ in step.programs[program].donated])
-        case _:
-            return ()
+def live_slots(step: Listed, at: int, rank: int) -> tuple[int, ...]:
+    """Returns the slots of a rank that hold an array after instruction `at`, as they were written."""
+    every = in_columns(step.instructions)
+    written, gone = (np.full(len(step.slots), len(every), dtype=np.int64) for _ in range(2))
+    for group in every.groups:
+        for slots, places in ((group.writes, written), (_given_up(step, group), gone)):
+            places[slots] = group.places[:, None]
+    written[[slot for slot, _ in step.constants]] = -1
+    live = np.flatnonzero((written <= at) & (gone > at) & (slot_ranks(step) == rank))
+    return tuple(live[np.argsort(written[live], kind="stable")].tolist())
 
 
 def memory_over_time(
-    step: Step, temp_bytes: Sequence[int], memory: MemoryKind = DEVICE
+    step: Listed, temp_bytes: Sequence[int], memory: MemoryKind = DEVICE
 ) -> Iterator[tuple[int, int, int]]:
     """Yields each instruction that writes, with its rank and the bytes of a memory that a device holds meanwhile."""
-    sizes = [local_bytes(slot.layout, step.meshes[slot.rank], memory) for slot in step.slots]
-    used = [0] * step.num_ranks
-    for slot, _ in step.constants:
-        used[step.slots[slot].rank] += sizes[slot]
-    for at, one in enumerate(step.instructions):
-        gone, written = given_up(step, one), writes(one)
-        if written:
-            rank = step.slots[written[0]].rank
-            taken_over = sum(sizes[slot] for slot in gone)
-            used[rank] += sum(sizes[slot] for slot in written) - taken_over
-            yield at, rank, used[rank] + (temp_bytes[one.program] if temp_bytes and isinstance(one, Run) else 0)
-        else:
-            for slot in gone:
-                used[step.slots[slot].rank] -= sizes[slot]
+    used = _used_over_time(step, temp_bytes, memory)
+    order = np.argsort(used.place, kind="stable")
+    yield from zip(*(one[order].tolist() for one in (used.place, used.rank, used.num_bytes)), strict=True)
 
 
-def _peak_micro_batches(step: Step) -> list[int]:
+@dataclass(frozen=True, slots=True)
+class _Used:
+    """The instructions that write, rank by rank, and the bytes that a device of the rank holds meanwhile."""
+
+    place: Ints
+    rank: Ints
+    num_bytes: Ints
+
+
+def _used_over_time(step: Listed, temp_bytes: Sequence[int], memory: MemoryKind) -> _Used:
+    every = in_columns(step.instructions)
+    ranks, sizes = slot_ranks(step), _sizes(step, memory)
+    rows = [np.zeros((0, 5), dtype=np.int64), _constant_rows(step, ranks, sizes)]
+    for group in every.groups:
+        written, gone = group.writes, _given_up(step, group)
+        for slots, sign in ((written, 1), (gone, -1)):
+            if slots.shape[1]:
+                rows.append(_rows(group, slots, ranks, sign * sizes[slots], 0))
+        if written.shape[1]:
+            temp = temp_bytes[group.form.program] if temp_bytes and group.form.kind == "run" else 0
+            rows.append(_rows(group, written[:, :1], ranks, np.zeros((len(written), 1), dtype=np.int64), 1, temp))
+    rank, place, is_write, change, temp_of = np.concatenate(rows).T
+    order = np.lexsort((is_write, place, rank))
+    total = np.cumsum(change[order])
+    first = np.searchsorted(rank[order], np.arange(len(step.meshes)))
+    before = np.concatenate([[0], total])[first]
+    used = total - before[rank[order]] + temp_of[order]
+    chosen = is_write[order] == 1
+    return _Used(place[order][chosen], rank[order][chosen], used[chosen])
+
+
+def _rows(group: Group, slots: Ints, ranks: Ints, change: Ints, is_write: int, temp: int = 0) -> Ints:
+    """Returns changes of memory: rank, place, whether what is held then counts, the change, and temporaries."""
+    found = np.empty((*slots.shape, 5), dtype=np.int64)
+    found[:, :, 0], found[:, :, 1], found[:, :, 3] = ranks[slots], group.places[:, None], change
+    found[:, :, 2], found[:, :, 4] = is_write, temp
+    return found.reshape(-1, 5)
+
+
+def _constant_rows(step: Listed, ranks: Ints, sizes: Ints) -> Ints:
+    slots = np.array([slot for slot, _ in step.constants], dtype=np.int64)
+    found = np.zeros((len(slots), 5), dtype=np.int64)
+    found[:, 0], found[:, 1], found[:, 3] = ranks[slots], -1, sizes[slots]
+    return found
+
+
+def _sizes(step: Listed, memory: MemoryKind) -> Ints:
+    """Returns the bytes of a memory that each slot takes of a device."""
+    known = {slot: local_bytes(slot.layout, step.meshes[slot.rank], memory) for slot in dict.fromkeys(step.slots)}
+    return np.array([known[slot] for slot in step.slots], dtype=np.int64)
+
+
+def _given_up(step: Listed, group: Group) -> Ints:
+    """Returns the slots that hold nothing after each of some instructions: freed, or taken over by an output."""
+    if group.form.kind == "free":
+        return group.others
+    taken = [pair[0] for pair in step.programs[group.form.program].donated] if group.form.kind == "run" else []
+    return group.reads[:, taken]
+
+
+def _peak_micro_batches(step: Listed) -> list[int]:
     """The most micro-batches that are on each rank at a time: in some stage of it they are begun and not finished.
 
     A step without micro-batches counts as one.
     """
-    runs = [
-        one
-        for one in step.instructions
-        if isinstance(one, Run) and (one.task.micro_batch is not None or one.task.phase in ("accumulate", "step"))
-    ]
-    last = {(one.task.stage, one.task.micro_batch): at for at, one in enumerate(runs)}
-    peaks = [0] * step.num_ranks
-    begun: defaultdict[int, dict[tuple[int, int | None], None]] = defaultdict(dict)
-    for at, one in enumerate(runs):
-        rank, which = rank_of(step, one), (one.task.stage, one.task.micro_batch)
-        begun[rank][which] = None
-        peaks[rank] = max(peaks[rank], len({micro_batch for _, micro_batch in begun[rank]}))
-        if last[which] == at:
-            del begun[rank][which]
-    return peaks
+    spans = _spans(step)
+    peaks = [0] * len(step.meshes)
+    if not len(spans):
+        return peaks
+    rank, begins, ends = _joined(spans).T
+    ranks, times = np.concatenate([rank, rank]), np.concatenate([2 * begins, 2 * ends + 1])
+    change = np.repeat([1, -1], len(rank))
+    order = np.lexsort((times, ranks))
+    counts = np.cumsum(change[order])  # each rank's changes add up to none
+    found = np.zeros(len(peaks), dtype=np.int64)
+    np.maximum.at(found, ranks[order], counts)
+    return list(map(int, found))
+
+
+def _spans(step: Listed) -> Ints:
+    """Returns the rank, micro-batch, first run and last run of each micro-batch of each stage, sorted."""
+    ranks, rows = slot_ranks(step), []
+    for group in in_columns(step.instructions).of_kind("run"):
+        form = group.form
+        if form.others or form.phase in ("accumulate", "step"):
+            number = group.others[:, 0] if form.others else np.full(len(group.places), -1)
+            own = np.stack([ranks[group.numbers[:, 0]], np.full(len(number), form.stage), number, group.places])
+            rows.append(own.T)
+    if not rows:
+        return np.zeros((0, 4), dtype=np.int64)
+    every = np.concatenate(rows)
+    every = every[np.lexsort(every.T[::-1])]
+    is_first = _differs(every[:, :3])
+    starts = np.flatnonzero(is_first)
+    ends = np.concatenate([starts[1:], [len(every)]]) - 1
+    found = np.stack([every[starts, 0], every[starts, 2], every[starts, 3], every[ends, 3]], axis=1)
+    return found[np.lexsort(found.T[::-1])]
+
+
+def _joined(spans: Ints) -> Ints:
+    """Returns the rank, begin and end of spans of one micro-batch that overlap, as one."""
+    is_new = _differs(spans[:, :2])
+    group = np.cumsum(is_new) * (int(spans[:, 3].max()) + 1)
+    reached = np.maximum.accumulate(spans[:, 3] + group)
+    is_new[1:] |= spans[1:, 2] + group[1:] > reached[:-1]
+    starts = np.flatnonzero(is_new)
+    ends = np.concatenate([starts[1:], [len(spans)]]) - 1
+    return np.stack([spans[starts, 0], spans[starts, 2], (reached - group)[ends]], axis=1)
+
+
+def _differs(rows: Ints) -> Bools:
+    """Says of each row whether it is another than the one before."""
+    found = np.ones(len(rows), dtype=bool)
+    found[1:] = (rows[1:] != rows[:-1]).any(axis=1)
+    return found

@@ -16,7 +16,7 @@ from rhino.ir.mlir.bindings import make_context
 from rhino.ir.mlir.reader import read_module
 from rhino.ir.mlir.refusals import refuse_unrunnable
 from rhino.ir.plan.files import STEP, load_plan, program_file
-from rhino.ir.plan.instructions import program_meshes
+from rhino.ir.plan.parts import program_meshes
 from rhino.ir.plan.plan import Plan
 from rhino.ir.plan.verify import verify_plan
 from rhino.ir.program.program_signature import check_signature

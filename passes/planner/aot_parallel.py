@@ -24,7 +24,7 @@ from rhino.ir.mlir.aliases import set_aliases
 from rhino.ir.mlir.bindings import make_context
 from rhino.ir.mlir.manual import bytecode
 from rhino.ir.mlir.reader import entry_function, read_module
-from rhino.ir.plan.instructions import program_ranks
+from rhino.ir.plan.parts import program_ranks
 from rhino.ir.plan.plan import Comparison, CompiledPlan, Plan
 from rhino.ir.plan.step_memory import local_bytes
 from rhino.ir.units import format_bytes

@@ -170,14 +170,14 @@ def report(executor: Executor, open_runs: dict[int, int]) -> list[str]:
         )
     for place in progress.places:
         if progress.running and place is not None:
-            what = describe(executor.step, executor.instructions[place])
+            what = describe(executor.part, executor.instructions[place])
             lines.append(
                 f"step {progress.step}: dispatch is at instruction {place} of {len(executor.instructions)}, {what}"
             )
     for rank, place in sorted(open_runs.items()):
-        waits = [describe(executor.step, one) for one in _incoming(executor, place)]
+        waits = [describe(executor.part, one) for one in _incoming(executor, place)]
         after = f", which takes {' and '.join(waits)}" if waits else ""
-        lines.append(f"rank {rank} has not ended {describe(executor.step, executor.instructions[place])}{after}")
+        lines.append(f"rank {rank} has not ended {describe(executor.part, executor.instructions[place])}{after}")
     return lines
 
 

@@ -30,12 +30,11 @@ from rhino.ir.plan.instructions import (
     Receive,
     Run,
     Send,
-    Step,
-    Transfer,
     rank_of,
     reads,
     writes,
 )
+from rhino.ir.plan.parts import Part
 from rhino.runtime.executor.executable import same_placement
 from rhino.runtime.executor.moves import Move, Parts, bind_giving, bind_taking
 from rhino.runtime.executor.rank_program import RankDevices, RankProgram, dtype_of
@@ -49,8 +48,8 @@ Take: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
 class Observer(Protocol):
     """Sees what an executor does."""
 
-    def attach(self, step: Step, instructions: Sequence[Local]) -> None:
-        """Called first: the step, and the list of this process."""
+    def attach(self, part: Part, instructions: Sequence[Local]) -> None:
+        """Called first: the part of the step that this process runs, and its list."""
 
     def wrap(self, place: int, action: Action, number: Callable[[], int], started: Callable[[], Any]) -> Action:
         """Returns `action` so that its runs are recorded.
@@ -67,7 +66,7 @@ class Stopped(Exception):  # noqa: N818 - no error of its own
 class Memory:
     """What the instructions of a process work on.
 
-    `slots` are indexed as the step's; `tokens` have, for each place in the list, what tells when its run has ended.
+    `slots` are indexed as the part's; `tokens` have, for each place in the list, what tells when its run has ended.
     """
 
     slots: list[Any]
@@ -103,7 +102,7 @@ class Binder:
     device of each rank is, where there are several.
     """
 
-    step: Step
+    part: Part
     ranks: Mapping[int, RankDevices]
     programs: Mapping[tuple[int, int], RankProgram]
     queue_of: Mapping[int, int]
@@ -113,8 +112,6 @@ class Binder:
     recorder: Observer | None = None
     bound: dict[object, Any] = field(default_factory=dict)
     """What was compiled for moves that are alike."""
-    transfers: dict[int, Transfer] = field(default_factory=dict)
-    """The step's transfers by number, once one is bound."""
 
     def bind(self, instructions: Sequence[Local], *, checked: bool) -> tuple[list[DispatchQueue], list[threading.Lock]]:
         """Returns the queues of a list, and the locks that they wait at.
@@ -155,7 +152,7 @@ class Binder:
         return self.transport
 
     def _queue(self, slot: int) -> int:
-        return self.queue_of[self.step.slots[slot].rank]
+        return self.queue_of[self.part.slots[slot].rank]
 
     def _by_queue(self, one: Local) -> Iterable[tuple[int, Local]]:
         """The instruction, or its part of each queue; a copy runs in the queue that gives."""
@@ -166,7 +163,7 @@ class Binder:
             yield queue, Free(tuple(slot for slot in one.slots if self._queue(slot) == queue))
 
     def _layout(self, slot: int) -> Layout:
-        return self.step.slots[slot].layout
+        return self.part.slots[slot].layout
 
     def _bound(self, bind: Callable[..., Bound], move: Move, *given: RankDevices | tuple[int, ...]) -> Bound:
         """What `bind` makes of a move, of ranks and numbers of pieces, once for all that are alike."""
@@ -177,19 +174,11 @@ class Binder:
         return found
 
     def _move(self, source: int, target: int) -> Move:
-        step = self.step
-        return Move(self._layout(source), step.mesh_of(source), self._layout(target), step.mesh_of(target))
-
-    def _transfer(self, uid: int) -> Transfer:
-        if not self.transfers:
-            self.transfers.update({one.uid: one for one in self.step.instructions if isinstance(one, Transfer)})
-        return self.transfers[uid]
-
-    def _move_of(self, uid: int) -> Move:
-        return self._move(self._transfer(uid).source, self._transfer(uid).target)
+        part = self.part
+        return Move(self._layout(source), part.mesh_of(source), self._layout(target), part.mesh_of(target))
 
     def _target(self, slot: int) -> RankDevices:
-        return self.ranks[self.step.slots[slot].rank]
+        return self.ranks[self.part.slots[slot].rank]
 
     def _action(self, place: int, one: Local, *, checked: bool) -> Action:
         memory, slots = self.memory, self.memory.slots
@@ -199,11 +188,11 @@ class Binder:
             case Copy(uid, source, target):
                 action = self._copy(uid, source, target)
                 return _then(self._check(source), action) if checked else action
-            case Send(uid, source):
-                action = self._send(uid, source)
+            case Send(uid, source, target):
+                action = self._send(uid, source, target)
                 return _then(self._check(source), action) if checked else action
-            case Receive(uid, target):
-                return self._receive(uid, target)
+            case Receive(uid, source, target):
+                return self._receive(uid, source, target)
             case Free(freed):
 
                 def action() -> None:
@@ -245,7 +234,7 @@ class Binder:
                 assert_never(one)
 
     def _run(self, place: int, one: Run, *, checked: bool) -> Action:
-        program = self.programs[one.program, rank_of(self.step, one)]
+        program = self.programs[one.program, rank_of(self.part, one)]
         slots, tokens = self.memory.slots, self.memory.tokens
         launch, handlers, take, outputs = (
             program.executable.launch,
@@ -253,7 +242,7 @@ class Binder:
             _picker(one.inputs),
             one.outputs,
         )
-        gone = tuple(one.inputs[source] for source, _ in self.step.programs[one.program].donated)
+        gone = tuple(one.inputs[source] for source, _ in self.part.programs[one.program].donated)
 
         def action() -> None:
             launched = launch(take(slots), True)
@@ -268,24 +257,24 @@ class Binder:
     def _copy(self, uid: int, source: int, target: int) -> Action:
         """Copies what stays in this process, between two ranks that it has devices of; sends and receives the rest."""
         slots, move = self.memory.slots, self._move(source, target)
-        if not self._shares(uid):
+        if not self._shares(source, target):
             copy = self._bound(bind_copy, move, self._target(source), self._target(target))
 
             def whole() -> None:
                 slots[target] = copy(slots[source])
 
             return whole
-        return _then(self._send(uid, source), self._receive(uid, target, source))
+        return _then(self._send(uid, source, target), self._receive(uid, source, target))
 
-    def _shares(self, uid: int) -> dict[tuple[int, int], tuple[int, ...]]:
+    def _shares(self, source: int, target: int) -> dict[tuple[int, int], tuple[int, ...]]:
         """Returns the pieces of a transfer, by number, that go from one process to another, by these.
 
         Of those within a process are the ones of this process. Returns nothing where all are.
         """
         if self.transport is None:
             return {}
-        one, move = self._transfer(uid), self._move_of(uid)
-        giving, taking = (self.processes[self.step.slots[slot].rank] for slot in (one.source, one.target))
+        move = self._move(source, target)
+        giving, taking = (self.processes[self.part.slots[slot].rank] for slot in (source, target))
         key = move, tuple(giving), tuple(taking)
         if key not in self.bound:
             found: dict[tuple[int, int], list[int]] = {}
@@ -298,13 +287,13 @@ class Binder:
         shares: dict[tuple[int, int], tuple[int, ...]] = self.bound[key]
         return shares
 
-    def _send(self, uid: int, source: int) -> Action:
+    def _send(self, uid: int, source: int, target: int) -> Action:
         """Sends what other processes take of an array."""
-        memory, slots, move, rank = self.memory, self.memory.slots, self._move_of(uid), self._target(source)
+        memory, slots, move, rank = self.memory, self.memory.slots, self._move(source, target), self._target(source)
         own = self._transport.process
         sends = [
             (self._bound(bind_giving, move, rank, numbers), self._transport.sender(uid, taker))
-            for (giver, taker), numbers in self._shares(uid).items()
+            for (giver, taker), numbers in self._shares(source, target).items()
             if giver == own != taker
         ]
 
@@ -314,19 +303,19 @@ class Binder:
 
         return action
 
-    def _receive(self, uid: int, target: int, source: int | None = None) -> Action:
-        """Receives what other processes give of an array, and copies what of `source` is here."""
-        memory, slots, move, own = self.memory, self.memory.slots, self._move_of(uid), self._transport.process
+    def _receive(self, uid: int, source: int, target: int) -> Action:
+        """Receives what other processes give of an array, and copies what of it is here."""
+        memory, slots, own = self.memory, self.memory.slots, self._transport.process
+        move = self._move(source, target)
         taking = self._bound(bind_taking, move, self._target(target))
         kinds = dict(zip(taking.numbers, taking.kinds, strict=True))
         takes: list[Callable[[], Parts]] = []
         order: list[int] = []
-        for (giver, taker), numbers in self._shares(uid).items():
+        for (giver, taker), numbers in self._shares(source, target).items():
             if taker != own:
                 continue
             order += numbers
             if giver == own:
-                assert source is not None, "a process that gives itself parts has devices of both ranks"
                 copy = self._bound(bind_piece_copies, move, self._target(source), self._target(target), numbers)
                 takes.append(partial(_of_slot, copy, slots, source))
             else:

@@ -7,7 +7,7 @@ every argument of every program, later ones rely on the proof that the step was 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from types import TracebackType
@@ -20,20 +20,22 @@ from rhino.ir.cluster.hardware import CompileOption
 from rhino.ir.cluster.placement import num_reached
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.mlir.bindings import ir
+from rhino.ir.plan.instruction_list import Kind, in_columns
 from rhino.ir.plan.instructions import (
     Copy,
     Feed,
     Fetch,
     Free,
     Layout,
+    Listed,
     Local,
     Receive,
     Run,
     Send,
     Step,
-    project,
     rank_of,
 )
+from rhino.ir.plan.parts import Part, part_of
 from rhino.ir.plan.plan import meshes_text
 from rhino.ir.plan.step_memory import memory_of
 from rhino.ir.plan.verify import verify
@@ -72,7 +74,7 @@ class Progress:
 
 
 class Executor:
-    """A step on the devices of this process's ranks.
+    """A step, or the part of it that this process runs, on the devices of this process's ranks.
 
     Every process runs its part of the step's list in the list's order, so programs of ranks in several processes start
     in one order everywhere, and none waits for what stands behind it.
@@ -82,7 +84,7 @@ class Executor:
 
     def __init__(
         self,
-        step: Step,
+        step: Step | Part,
         modules: Mapping[str, ir.Module | str],
         devices: Mapping[int, Sequence[jax.Device]],
         transport: Transport | None = None,
@@ -96,7 +98,7 @@ class Executor:
         """Compiles, binds and connects.
 
         Args:
-            step: what to run.
+            step: what to run; of a part it was proven where it was taken of the step.
             modules: the programs' modules, by the names that the step has for them.
             devices: the ranks of this process, and the devices of each in its mesh's order. A rank may be of several
                 processes: each has it with all of its devices.
@@ -113,23 +115,22 @@ class Executor:
             RhinoError: RHI-STEP-001 to RHI-STEP-007 and RHI-STEP-009 where the step is not safe to run, RHI-RUN-001 and
                 RHI-RUN-006 for a program, RHI-RUN-004 for the devices.
         """
-        num_results = _count(one.result for one in step.instructions if isinstance(one, Fetch))
-        verify(step, _count(one.argument for one in step.instructions if isinstance(one, Feed)), num_results)
+        part = step if isinstance(step, Part) else _proven_part(step, sorted(devices))
         if transport is not None and len(processes) != step.num_ranks:
             raise RhinoError(
                 "RHI-RUN-004",
                 f"the step has {step.num_ranks} ranks, and the processes of {len(processes)} are given",
                 fix="say in which process each device of each rank is",
             )
-        self.step = step
-        self.ranks = tuple(sorted(devices))
-        self.instructions = project(step, self.ranks)
+        self.part = part
+        self.ranks = part.ranks
+        self.instructions = tuple(part.instructions)
         self.transport = transport
-        rank_devices = {rank: RankDevices(rank, step.meshes[rank], devices[rank]) for rank in self.ranks}
-        runs = [(one.program, rank_of(step, one)) for one in self.instructions if isinstance(one, Run)]
+        rank_devices = {rank: RankDevices(rank, part.meshes[rank], devices[rank]) for rank in self.ranks}
+        runs = [(one.program, rank_of(part, one)) for one in self.instructions if isinstance(one, Run)]
         pairs = list(dict.fromkeys(runs))
         compiled = compile_programs(
-            [(step.programs[program], rank_devices[rank]) for program, rank in pairs],
+            [(part.programs[program], rank_devices[rank]) for program, rank in pairs],
             modules,
             cache or CompileCache(),
             options,
@@ -138,23 +139,21 @@ class Executor:
         self._targets = [
             Target(
                 one.argument,
-                step.slots[one.target].layout,
-                rank_devices[step.slots[one.target].rank].placement(step.slots[one.target].layout),
+                part.slots[one.target].layout,
+                rank_devices[part.slots[one.target].rank].placement(part.slots[one.target].layout),
             )
             for one in self.instructions
             if isinstance(one, Feed)
         ]
-        self._num_results = num_results
-        self._empty = [None] * len(step.slots)
-        for slot, number in step.constants:
-            if step.slots[slot].rank in rank_devices:
-                self._empty[slot] = _constant(number, step.slots[slot].layout, rank_devices[step.slots[slot].rank])
+        self._empty = [None] * len(part.slots)
+        for slot, number in part.constants:
+            self._empty[slot] = _constant(number, part.slots[slot].layout, rank_devices[part.slots[slot].rank])
         self.memory = Memory(list(self._empty), [], [], [None] * len(self.instructions))
-        threads = threads and all(mesh.num_devices == 1 for mesh in step.meshes)
+        threads = threads and all(mesh.num_devices == 1 for mesh in part.meshes)
         queue_of = {rank: number if threads else 0 for number, rank in enumerate(self.ranks)}
         if recorder is not None:
-            recorder.attach(step, self.instructions)
-        binder = Binder(step, rank_devices, self.programs, queue_of, transport, processes, self.memory, recorder)
+            recorder.attach(part, self.instructions)
+        binder = Binder(part, rank_devices, self.programs, queue_of, transport, processes, self.memory, recorder)
         self._checked, self._fast = (binder.bind(self._numbered(), checked=checked) for checked in (True, False))
         self._threads = DispatchThreads(len(self._fast[0]), self.memory)
         self._num_steps = 0
@@ -163,10 +162,10 @@ class Executor:
 
     def peak_bytes(self) -> dict[int, int]:
         """Returns the bytes that a step takes at most of a device, by rank: arrays, and temporaries as XLA assigned."""
-        temp_bytes = [0] * len(self.step.programs)
+        temp_bytes = [0] * len(self.part.programs)
         for (program, _), one in self.programs.items():
             temp_bytes[program] = max(temp_bytes[program], one.executable.temp_bytes())
-        memory = memory_of(self.step, temp_bytes)
+        memory = memory_of(self.part, temp_bytes)
         return {rank: memory[rank].peak_bytes for rank in self.ranks}
 
     def _numbered(self) -> tuple[Local, ...]:
@@ -195,7 +194,7 @@ class Executor:
         self.wait()
         memory = self.memory
         memory.arguments[:] = placed
-        memory.results[:] = [None] * self._num_results
+        memory.results[:] = [None] * self.part.num_results
         memory.tokens[:] = [None] * len(memory.tokens)
         memory.step = self.transport.next_step() if self.transport else self._num_steps
         del placed
@@ -269,13 +268,13 @@ class Executor:
         runs: dict[int, list[tuple[int, Any]]] = {rank: [] for rank in self.ranks}
         for place, (one, token) in enumerate(zip(self.instructions, list(self.memory.tokens), strict=False)):
             if isinstance(one, Run) and token is not None:
-                runs[rank_of(self.step, one)].append((place, token))
+                runs[rank_of(self.part, one)].append((place, token))
         return runs
 
     def memory_bytes(self) -> dict[str, int]:
         """Returns what each program takes of one device's memory, as XLA has assigned its buffers."""
         return {
-            self.step.programs[program].name: one.executable.memory_bytes()
+            self.part.programs[program].name: one.executable.memory_bytes()
             for (program, _), one in self.programs.items()
         }
 
@@ -292,7 +291,7 @@ class Executor:
         raise RhinoError(
             failed.id,
             failed.what,
-            notes=(f"it was {describe(self.step, self.instructions[place])}",),
+            notes=(f"it was {describe(self.part, self.instructions[place])}",),
             fix=failed.fix,
         ) from None
 
@@ -347,17 +346,13 @@ def devices_of_ranks(
     }
 
 
-def describe(step: Step, one: Local) -> str:
+def describe(step: Listed, one: Local) -> str:
     """Returns an instruction in words."""
     match one:
         case Run(program, task=task):
             return f"program {step.programs[program].name} on rank {rank_of(step, one)}, {task}"
-        case Copy(uid, source, target):
+        case Copy(uid, source, target) | Send(uid, source, target) | Receive(uid, source, target):
             return f"transfer {uid} from rank {step.slots[source].rank} to rank {step.slots[target].rank}"
-        case Send(uid, source, peer):
-            return f"transfer {uid} from rank {step.slots[source].rank} to rank {peer}"
-        case Receive(uid, target, peer):
-            return f"transfer {uid} from rank {peer} to rank {step.slots[target].rank}"
         case Free(slots):
             return f"the end of slots {', '.join(map(str, slots))}"
         case Feed(argument, target):
@@ -366,8 +361,15 @@ def describe(step: Step, one: Local) -> str:
             return f"result {result} of rank {step.slots[source].rank}"
 
 
-def _count(numbers: Iterable[int]) -> int:
-    return 1 + max(numbers, default=-1)
+def _proven_part(step: Step, ranks: Sequence[int]) -> Part:
+    """Returns the part of a step that ranks run. Raises as `verify`."""
+    verify(step, _count(step, "feed"), _count(step, "fetch"))
+    return part_of(step, ranks)
+
+
+def _count(step: Step, kind: Kind) -> int:
+    """Returns how many arguments are fed, or results fetched, by the largest of their numbers."""
+    return 1 + max((int(group.others.max()) for group in in_columns(step.instructions).of_kind(kind)), default=-1)
 
 
 def _constant(number: int, layout: Layout, rank: RankDevices) -> Any:  # noqa: ANN401

@@ -22,7 +22,8 @@ from typing import Any, Final, TypeAlias
 
 import jax
 
-from rhino.ir.plan.instructions import Copy, Local, Receive, Run, Send, Step, rank_of
+from rhino.ir.plan.instructions import Copy, Local, Receive, Run, Send, rank_of
+from rhino.ir.plan.parts import Part
 from rhino.ir.plan.timeline import Span, Timeline, TransferSpan
 from rhino.runtime.executor.binding import Action
 
@@ -91,12 +92,12 @@ class Recorder:
         self._offset_s = time.time() - time.perf_counter()  # clocks of several processes have only the epoch in common
         self._records: defaultdict[int, list[_Record]] = defaultdict(list)
         self._queues: dict[tuple[int, str], _Queue] = {}
-        self._step: Step | None = None
+        self._part: Part | None = None
         self._instructions: Sequence[Local] = ()
 
-    def attach(self, step: Step, instructions: Sequence[Local]) -> None:
+    def attach(self, part: Part, instructions: Sequence[Local]) -> None:
         """Called by the executor: what it runs."""
-        self._step, self._instructions = step, instructions
+        self._part, self._instructions = part, instructions
 
     def wrap(self, place: int, action: Action, number: Callable[[], int], started: Callable[[], Any]) -> Action:
         """Returns `action` so that its runs are recorded.
@@ -137,8 +138,8 @@ class Recorder:
 
         Times are in seconds from the start of its first program or transfer.
         """
-        assert self._step is not None
-        return _from_zero(self._step.num_ranks, *self._measured(step))
+        assert self._part is not None
+        return _from_zero(self._part.num_ranks, *self._measured(step))
 
     def events(self) -> list[Event]:
         """Returns all that was measured as plain data, with times since the epoch.
@@ -149,7 +150,7 @@ class Recorder:
         for step in sorted(self._records):
             spans, moves = self._measured(step)
             events += timeline_events(MEASURED, spans, moves, step)
-        assert self._step is not None
+        assert self._part is not None
         for record in chain.from_iterable(self._records[step] for step in sorted(self._records)):
             one = self._instructions[record.place]
             name = str(one.task) if isinstance(one, Run) else type(one).__name__.lower()
@@ -157,7 +158,7 @@ class Recorder:
         return events
 
     def _measured(self, step: int) -> tuple[list[Span], list[TransferSpan]]:
-        assert self._step is not None
+        assert self._part is not None
         arrived: dict[int, float] = {}
         free_s: defaultdict[int, float] = defaultdict(float)
         spans, moves = [], []
@@ -172,17 +173,17 @@ class Recorder:
                 spans.append(Span(rank, one.task, start_s, end_s))
             elif isinstance(one, Copy | Receive):
                 arrived[one.target] = end_s
-                source = one.peer if isinstance(one, Receive) else self._step.slots[one.source].rank
+                source = self._part.slots[one.source].rank
                 moves.append(TransferSpan(one.uid, source, self._rank(one), record.start_s, end_s))
         return spans, moves
 
     def _rank(self, one: Local) -> int:
-        assert self._step is not None
+        assert self._part is not None
         match one:
             case Run():
-                return rank_of(self._step, one)
+                return rank_of(self._part, one)
             case Copy(target=slot) | Receive(target=slot) | Send(source=slot):
-                return self._step.slots[slot].rank
+                return self._part.slots[slot].rank
             case _:
                 raise AssertionError(one)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.plan.instructions import Phase, Task
@@ -94,27 +95,77 @@ def sequence(staged: StagedStep, lists: Sequence[Sequence[Launch]], seconds: Seq
     Raises:
         RhinoError: RHI-SCHED-002 where the lists wait for each other.
     """
-    waits = _waits(staged)
-    end_s: dict[Launch, float] = {}
-    free_s = [0.0] * len(lists)
-    done = [0] * len(lists)
-    merged: list[Launch] = []
+    merge = _Merge(staged, lists, seconds, _waits(staged))
+    return merge.run()
 
-    def start_s(rank: int) -> float | None:
-        """When the next launch of a rank can start, or None if that is not known yet."""
-        before = [one for one, _ in _awaited(staged, waits, lists[rank][done[rank]])]
-        return max((free_s[rank], *(end_s[one] for one in before))) if all(one in end_s for one in before) else None
 
-    while heads := [rank for rank in range(len(lists)) if done[rank] < len(lists[rank])]:
-        starts = [(start, rank) for rank in heads if (start := start_s(rank)) is not None]
-        if not starts:
-            raise _deadlock(staged, lists, done, waits)
-        start, rank = min(starts)
-        launch = lists[rank][done[rank]]
-        done[rank] += 1
-        free_s[rank] = end_s[launch] = start + seconds[staged.parts[launch.part].program]
-        merged.append(launch)
-    return tuple(merged)
+class _Merge:
+    """The ranks as they go through their lists: which launches have ended, and who waits for which."""
+
+    def __init__(
+        self,
+        staged: StagedStep,
+        lists: Sequence[Sequence[Launch]],
+        seconds: Sequence[float],
+        waits: Sequence[dict[int, str]],
+    ) -> None:
+        self.staged = staged
+        self.lists = lists
+        self.part_s = [seconds[part.program] for part in staged.parts]
+        self.waits = waits
+        self.once = [[one for one in own if staged.parts[one].phase in ONCE] for own in waits]
+        self.each = [[one for one in own if staged.parts[one].phase not in ONCE] for own in waits]
+        self.end_s: dict[tuple[int, int | None], float] = {}
+        self.free_s = [0.0] * len(lists)
+        self.done = [0] * len(lists)
+        self.missing = [0] * len(lists)
+        self.waiting: defaultdict[tuple[int, int | None], list[int]] = defaultdict(list)
+        self.ready: list[tuple[float, int]] = []
+
+    def run(self) -> tuple[Launch, ...]:
+        """Returns all launches, always the next one of the rank that can start first."""
+        merged: list[Launch] = []
+        for rank in range(len(self.lists)):
+            self.look(rank)
+        while self.ready:
+            start_s, rank = heappop(self.ready)
+            launch = self.lists[rank][self.done[rank]]
+            merged.append(launch)
+            self.done[rank] += 1
+            key = launch.part, launch.micro_batch
+            self.free_s[rank] = self.end_s[key] = start_s + self.part_s[launch.part]
+            for other in self.waiting.pop(key, ()):
+                self.missing[other] -= 1
+                if not self.missing[other]:
+                    self.can_start(other)
+            self.look(rank)
+        if any(done < len(launches) for done, launches in zip(self.done, self.lists, strict=True)):
+            raise _deadlock(self.staged, self.lists, self.done, self.waits)
+        return tuple(merged)
+
+    def needs(self, rank: int) -> list[tuple[int, int | None]]:
+        """The launches that the next one of a rank waits for, as part and micro-batch."""
+        launch = self.lists[rank][self.done[rank]]
+        part, number = launch.part, launch.micro_batch
+        found: list[tuple[int, int | None]] = [(one, None) for one in self.once[part]]
+        if number is not None:
+            return found + [(one, number) for one in self.each[part]]
+        return found + [(one, i) for one in self.each[part] for i in range(self.staged.num_micro_batches)]
+
+    def look(self, rank: int) -> None:
+        """Has a rank wait for what its next launch needs."""
+        if self.done[rank] == len(self.lists[rank]):
+            return
+        missing = [key for key in self.needs(rank) if key not in self.end_s]
+        self.missing[rank] = len(missing)
+        for key in missing:
+            self.waiting[key].append(rank)
+        if not missing:
+            self.can_start(rank)
+
+    def can_start(self, rank: int) -> None:
+        """The next launch of a rank waits for nothing that has not ended."""
+        heappush(self.ready, (max([self.free_s[rank], *(self.end_s[key] for key in self.needs(rank))]), rank))
 
 
 def task_of(staged: StagedStep, launch: Launch) -> Task:

@@ -312,7 +312,7 @@ def play(step, processes, bound, rng, expression):
                 sent[uid], wanted[uid] = source, target
             case Send(uid, source):
                 sent[uid] = source
-            case Receive(uid, target):
+            case Receive(uid, _, target):
                 wanted[uid] = target
             case Feed(argument, target):
                 values[target] = expression("argument", argument)

@@ -26,7 +26,8 @@ from staged_steps import (
 )
 
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.plan.instructions import Feed, Fetch, Free, Run, Slot, Step, StepProgram, Task, Transfer, project
+from rhino.ir.plan.instructions import Feed, Fetch, Free, Run, Slot, Step, StepProgram, Task, Transfer
+from rhino.ir.plan.parts import project
 from rhino.ir.plan.step_memory import memory_of
 from rhino.ir.plan.verify import Limits, verify
 from rhino.strategies.pipeline.assemble import assemble

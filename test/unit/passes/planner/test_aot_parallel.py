@@ -14,7 +14,7 @@ from momentum_step import step
 import rhino
 from rhino.ir.cluster.cluster import load_cluster
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.plan.instructions import program_ranks
+from rhino.ir.plan.parts import program_ranks
 from rhino.ir.plan.plan import Predicted
 from rhino.passes.planner.aot_parallel import Compiles, compile_stages, compilers_of
 from rhino.passes.planner.explain import explain_text

@@ -10,9 +10,11 @@ from staged_steps import ROW, SMALL, WEIGHT, Builder, Expressions, chain, execut
 
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.plan.instructions import Feed, Fetch, Free, Run, Task, Transfer, reads
+from rhino.ir.plan.parts import project
 from rhino.ir.plan.stage_programs import ONCE
 from rhino.ir.plan.verify import verify
-from rhino.strategies.pipeline.assemble import RECEIVE_AHEAD, assemble
+from rhino.strategies.pipeline.assemble import assemble
+from rhino.strategies.pipeline.placed_values import RECEIVE_AHEAD
 from rhino.strategies.pipeline.schedules import DEFAULT, SCHEDULES, Pipeline, Schedule, find_schedule, make_order
 from rhino.strategies.pipeline.schedules.base import Order
 from rhino.strategies.pipeline.sequence import queues, sequence
@@ -293,7 +295,10 @@ def test_frees_follow_the_last_use_and_results_come_last():
     for at, one in enumerate(step.instructions):
         if isinstance(one, Free):
             assert {last.get(slot, at - 1) for slot in one.slots} == {at - 1}
-    assert [one.result for one in step.instructions[-4:] if isinstance(one, Fetch)] == [0, 1, 2, 3]
+    for rank in range(step.num_ranks):
+        own = project(step, [rank])
+        assert all(isinstance(one, Fetch) for one in own[[isinstance(one, Fetch) for one in own].index(True) :])
+    assert sorted(one.result for one in step.instructions if isinstance(one, Fetch)) == [0, 1, 2, 3]
 
 
 def test_an_argument_that_nobody_reads_is_not_fed():

@@ -10,7 +10,8 @@ from rhino.ir.cluster.mesh import Mesh
 from rhino.ir.plan.instructions import Fetch, Layout, Run, Task
 from rhino.ir.plan.step_memory import live_slots, local_bytes, memory_of
 from rhino.ir.plan.timeline import Span, Timeline, render
-from rhino.strategies.pipeline.assemble import RECEIVE_AHEAD, assemble
+from rhino.strategies.pipeline.assemble import assemble
+from rhino.strategies.pipeline.placed_values import RECEIVE_AHEAD
 from rhino.strategies.pipeline.schedules import Pipeline, make_order
 from rhino.strategies.pipeline.simulate import Costs, Link, equal_links, simulate
 
