@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -20,14 +19,14 @@ from rhino.ir.cluster.hardware import Device
 from rhino.ir.cluster.mesh import Mesh, mesh_of_shape
 from rhino.ir.cluster.presets import PRESETS
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.plan.files import plan_digest
 from rhino.ir.plan.plan import dims_text
+from rhino.ir.plan.plan_json import head_text
 from rhino.jit_program import JitProgram, make_program
+from rhino.job import check_agreement, planned_in_job
 from rhino.passes.precision.mixed_precision import F16
 from rhino.plan import Plan
 from rhino.plan_options import PlanOptions
 from rhino.planner import Planned, adopt_plan, plan_function
-from rhino.runtime.distributed.jax_job import said_by_all
 from rhino.runtime.executor.trace import Recorder
 from rhino.stage_programs import StagePrograms
 from rhino.step_log import logged_ranks
@@ -85,9 +84,9 @@ class Entry:
             )
         facts = self.plan.facts
         placed = [device.id for rank in self.plan.ranks for device in rank.devices] if self.plan.team else []
-        if facts.execution is None or placed:
-            _check_agreement(f"{plan_digest(facts)} {placed}", self.plan.function)
-        if facts.execution:
+        if jax.process_count() > 1 and (placed or not facts.is_staged):
+            check_agreement(f"{head_text(facts)} {placed}", self.plan.function)
+        if facts.is_staged:
             recorder = Recorder() if logged_ranks(self.plan) else None
             return StagePrograms(self.traced, self.plan, recorder)
         return make_program(self.traced, self.plan, self.code, self.donated)
@@ -111,7 +110,8 @@ def make_entry(
     mesh = options.mesh or _abstract(named, options.devices)
     traced = trace(fn, shape, pieces, key, mesh, _device(request, kept))
     staying = _staying(traced, request, before, pieces) if before is not None and kept is None else None
-    found = _planned_first([request] if staying is None else [staying, request], traced, kept)
+    requests = [request] if staying is None else [staying, request]
+    found = planned_in_job(lambda: _planned_first(requests, traced, kept), traced, request, shape.name, kept)
     devices = _first(options.devices, found.plan.num_reached, shape.name)
     plan = Plan(found.plan, Trees(key.tree, traced.out_tree, traced.loss_scale), devices, traced)
     return Entry(replace(traced, code=b""), plan, found.code, shape.donated_pieces(pieces))
@@ -130,7 +130,7 @@ def _staying(traced: Traced, request: PlanOptions, before: Entry, pieces: Pieces
     Returns None where there is no such array.
     """
     plan, (leaves, tree) = before.plan, jax.tree.flatten(pieces.values)
-    if plan.facts.execution or request.is_open or request.is_staged or tree != before.traced.key.tree:
+    if plan.facts.is_staged or request.is_open or request.is_staged or tree != before.traced.key.tree:
         return None
     facts = plan.facts
     there = [
@@ -178,23 +178,6 @@ def _first(devices: tuple[jax.Device, ...] | None, count: int, name: str) -> tup
         what = f"the plan of {name} needs {count} devices, and {len(devices)} were given"
         raise RhinoError("RHI-RUN-004", what, fix="give as many, or plan for a smaller mesh")
     return devices[:count]
-
-
-def _check_agreement(plan: str, name: str) -> None:
-    """Compares the plans of all processes of a job, as texts.
-
-    Processes with different programs would wait for one another forever.
-    """
-    if jax.process_count() == 1:
-        return
-    every = said_by_all(hashlib.sha256(plan.encode()).hexdigest())
-    others = [number for number, one in enumerate(every) if one != every[0]]
-    if others:
-        raise RhinoError(
-            "RHI-JAX-008",
-            f"process {', '.join(map(str, others))} has another plan of {name} than process 0",
-            fix="pass the same shapes, options and code in every process, or give all of them one plan that was saved",
-        )
 
 
 def _abstract(mesh: Mesh | None, devices: tuple[jax.Device, ...] | None) -> AbstractMesh | None:

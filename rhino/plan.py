@@ -26,6 +26,7 @@ from rhino.ir.plan.plan import Plan as PlanFacts
 from rhino.ir.plan.plan import Tensor, dims_between_calls, meshes_text
 from rhino.ir.program.proven_plan import load_proven_plan
 from rhino.ir.request.patterns import dotted, matches, nearest
+from rhino.job import plan_of_job
 from rhino.keywords import fixed_in_python, path_of, text_of
 from rhino.passes.planner.diff import diff_text
 from rhino.passes.planner.explain import explain_text, summary_text
@@ -65,22 +66,30 @@ class Plan:
     def load(cls, path: str | PathLike[str]) -> Plan:
         """Returns the plan in a file, or in the folder of one in stages.
 
+        In a job of several processes, process 0 alone reads it; the others are told what it is, without the programs
+        of its stages.
+
         Raises:
             RhinoError: RHI-PLAN-001, RHI-PLAN-002 where a file is missing or altered, and those of a step that cannot
                 run.
         """
-        return cls(load_proven_plan(Path(path_of("path", path))))
+        return cls(plan_of_job(lambda: load_proven_plan(Path(path_of("path", path))), f"load {path}"))
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Writes the plan as a file, one in stages as a folder; whole or not at all. Raises RHI-PLAN-003."""
-        save_plan(self.facts, Path(path_of("path", path)))
+        """Writes the plan as a file, one in stages as a folder; whole or not at all.
+
+        Raises RHI-PLAN-003, RHI-JAX-009 where this process has no more than its share of the plan.
+        """
+        save_plan(self._whole("saves"), Path(path_of("path", path)))
 
     def __repr__(self) -> str:
+        if self.facts.is_staged and self.facts.execution is None:
+            return f"<rhino.Plan of {self.function}: {self.facts.form()}; process 0 has its stages>"
         return f"<rhino.Plan\n{summary_text(self.facts)}>"
 
     def _repr_html_(self) -> str:
         """Returns the page of the plan, for notebooks."""
-        return frame_html(self.facts)
+        return frame_html(self._whole("reports"))
 
     @property
     def axes(self) -> tuple[tuple[str, int], ...]:
@@ -107,15 +116,12 @@ class Plan:
     def ranks(self) -> tuple[RankDevices, ...]:
         """The devices of each rank, one for a plan in one program. Raises RHI-RUN-004 where there are too few."""
         facts = self.facts
-        if facts.execution is None:
+        if not facts.is_staged:
             devices = pick_devices(self.num_devices) if self.devices is None else self.devices
             return (RankDevices(0, facts.mesh, devices),)
         sizes = [mesh.num_devices for mesh in facts.meshes]
         every = deal_devices(sizes, facts.devices) if self.devices is None else self.devices
-        return tuple(
-            RankDevices(rank, facts.meshes[rank], own)
-            for rank, own in devices_of_ranks(facts.execution.step, every).items()
-        )
+        return tuple(RankDevices(rank, facts.meshes[rank], own) for rank, own in devices_of_ranks(facts, every).items())
 
     @property
     def meshes(self) -> tuple[Mesh, ...]:
@@ -153,7 +159,7 @@ class Plan:
 
         Raises RHI-RUN-004 for a process that has no device of any.
         """
-        return team_of(self.ranks) if self.facts.execution else None
+        return team_of(self.ranks) if self.facts.is_staged else None
 
     @cached_property
     def shared(self) -> frozenset[int]:
@@ -237,8 +243,11 @@ class Plan:
         return {one.path: one.rank for one in self._arguments(name)}
 
     def explain(self, num_rows: int = 20) -> str:
-        """Returns what the plan comes to, and its largest tensors and costs, `num_rows` of each."""
-        return explain_text(self.facts, num_rows)
+        """Returns what the plan comes to, and its largest tensors and costs, `num_rows` of each.
+
+        Raises RHI-JAX-009 where this process has no more than its share of the plan.
+        """
+        return explain_text(self._whole("explains"), num_rows)
 
     def why(self, name: str) -> str:
         """Returns what was chosen for tensors or ops with names like `name`, and what each alternative would add.
@@ -249,7 +258,7 @@ class Plan:
             RhinoError: RHI-PIN-002 where nothing has such a name, RHI-JAX-006 where the plan came from a file.
         """
         with fixed_in_python():
-            return why_text(self._module(), self.facts, text_of("name", name, _NAMED))
+            return why_text(self._module(), self._whole("explains"), text_of("name", name, _NAMED))
 
     def why_not(self, pin: str) -> str:
         """Returns what `pin`, as `'params.w1=[{}, {"y"}]'`, would change and cost, or why it cannot be.
@@ -257,7 +266,7 @@ class Plan:
         Raises as `why`.
         """
         with fixed_in_python():
-            return why_not_text(self._module(), self.facts, text_of("pin", pin, _PINNED))
+            return why_not_text(self._module(), self._whole("explains"), text_of("pin", pin, _PINNED))
 
     def report(self, path: str | PathLike[str], *, reasons: bool = True) -> None:
         """Writes a page of HTML that says all that is known of the plan. Raises RHI-CLI-003 where it cannot be written.
@@ -265,8 +274,9 @@ class Plan:
         With `reasons`, where the program is known, it says what else was possible for the largest tensors and ops: that
         is searched first.
         """
-        found = notable_reasons(self._module(), self.facts) if reasons and self.traced else []
-        write_file(path_of("path", path), page_html(self.facts, found).encode())
+        facts = self._whole("reports")
+        found = notable_reasons(self._module(), facts) if reasons and self.traced else []
+        write_file(path_of("path", path), page_html(facts, found).encode())
 
     def save_program(self, path: str | PathLike[str]) -> None:
         """Writes the module that was planned, as `rhino-plan --module` takes it with the plan.
@@ -283,7 +293,7 @@ class Plan:
         if not isinstance(other, Plan):
             what = f"the other plan is {kind_name(other)}: {other!r:.60}"
             raise RhinoError("RHI-JAX-002", what, fix="give rhino.Plan.load(path)")
-        return diff_text(self.facts, other.facts)
+        return diff_text(self._whole("compares"), other._whole("compares"))
 
     def _arguments(self, name: str) -> list[Tensor]:
         """Returns the arguments of the programs with names like `name`, and the pieces of leaves with such names."""
@@ -298,6 +308,13 @@ class Plan:
             fix = f"did you mean {' or '.join(close)}?" if close else "plan.rank_of() has all arguments by path"
             raise RhinoError("RHI-PIN-002", f"{name} matches no argument", fix=fix)
         return found
+
+    def _whole(self, verb: str) -> PlanFacts:
+        """Returns the facts of a plan that is whole here."""
+        if self.facts.is_staged and self.facts.execution is None:
+            what = f"the plan of {self.function} is in stages, and process 0 alone has all of them"
+            raise RhinoError("RHI-JAX-009", what, fix=f"let process 0 do what {verb} the plan")
+        return self.facts
 
     def _module(self) -> ir.Module:
         return program_of(self.traced, self.function)

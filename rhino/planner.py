@@ -103,7 +103,7 @@ def adopt_plan(traced: Traced, plan: Plan, cluster: str | None, op_rules: str) -
         RhinoError: RHI-PLAN-004 where the program, or a cluster that is named, is another one; RHI-PLAN-001 where the
             plan is malformed.
     """
-    if plan.execution:
+    if plan.is_staged:
         module = read_traced(traced, make_context())
         now = shapes(traced, module)
         source = source_of_staged(module, traced.name)

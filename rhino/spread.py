@@ -11,57 +11,55 @@ of the next step: losses, norms. They come to every process.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Container, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.plan.instructions import Feed, Fetch, Global, Slot, Step, Transfer
+from rhino.ir.plan.instructions import Slot
 from rhino.plan import Plan
-from rhino.runtime.distributed.jax_job import meet
+from rhino.runtime.distributed.jax_job import meet, said_by_first, values_of_job
 from rhino.runtime.distributed.processes import Team
 from rhino.runtime.executor.executable import Handler, array_handler, same_placement
 from rhino.runtime.executor.executor import Executor
 from rhino.runtime.executor.rank_program import dtype_of
 from rhino.runtime.executor.trace import Recorder
+from rhino.share import Share, Shares, tell_share, told_share
 
 
 class Spread:
-    """A plan in stages as one of several processes runs it.
-
-    `step` is the plan's, extended so that every process gets the results that all of them read.
-    """
+    """A plan in stages as one of several processes runs it: its own share of it."""
 
     def __init__(self, plan: Plan, team: Team) -> None:
-        """`team` holds the plan's ranks."""
+        """`team` holds the plan's ranks. Process 0 makes the shares of all, and each other one is told its own."""
         self.team = team
-        readers = [ranks[0] for ranks in team.ranks]
-        assert plan.facts.execution is not None, "it is a plan of stage programs"
-        self._execution = plan.facts.execution
-        self.step, copies = with_copies(self._execution.step, plan.shared, tuple(dict.fromkeys(readers)))
         self._processes = tuple([tuple([device.process_index for device in rank.devices]) for rank in plan.ranks])
-        self.lasting = _lasting(self._execution.step, self._processes)
+        self.share = self._share(plan)
         self._plan = plan
         self._wanted = plan.argument_shardings
         self._ranks = [one.rank for one in plan.facts.arguments]
-        self._fed = {one.argument for one in self._execution.step.instructions if isinstance(one, Feed)}
-        process = jax.process_index()
         self._absent: dict[int, Handler] = {}
         self._shared: dict[int, tuple[int, Handler]] = {}
-        for one in self._execution.step.instructions:
-            if isinstance(one, Fetch):
-                slot = self._execution.step.slots[one.source]
-                self._spread_result(one.result, slot, plan, copies, readers[process], process)
+        for number in range(len(plan.facts.results)):
+            self._spread_result(number, self.share.part.results[number], plan, jax.process_index())
 
-    def _spread_result(
-        self, number: int, slot: Slot, plan: Plan, copies: dict[tuple[int, int], int], reader: int, process: int
-    ) -> None:
+    def _share(self, plan: Plan) -> Share:
+        process, service = jax.process_index(), values_of_job()
+        whole = plan.facts.execution
+        if process:
+            return told_share(said_by_first(""), service)
+        assert whole is not None, "process 0 has the whole plan"
+        shares = Shares(whole, plan.shared, self.team.ranks, self._processes)
+        told = [tell_share(shares.share(one), service) for one in range(len(self.team.ranks))]
+        said_by_first("\n".join(told))
+        return shares.share(0)
+
+    def _spread_result(self, number: int, slot: Slot, plan: Plan, process: int) -> None:
         layout = slot.layout
         if number in plan.shared:
             handler = array_handler(layout.shape, dtype_of(layout), plan.shared_sharding)
-            self._shared[number] = copies[number, reader], handler
+            self._shared[number] = self.share.copies[number], handler
         elif process not in self._processes[slot.rank]:
             one = plan.facts.results[number]
             shape, sharding = layout.shape, plan.ranks[slot.rank].placement(layout)
@@ -76,7 +74,7 @@ class Spread:
             RhinoError: RHI-JAX-009 where one lies in other processes than that which is to have it.
         """
         return [
-            self._taken(number, leaf) if number in self._fed and isinstance(leaf, jax.Array) else leaf
+            self._taken(number, leaf) if number in self.share.fed and isinstance(leaf, jax.Array) else leaf
             for number, leaf in enumerate(leaves)
         ]
 
@@ -97,8 +95,8 @@ class Spread:
         meeting, plan, own = meet(), self._plan, self.team.ranks[jax.process_index()]
         devices = {rank: plan.ranks[rank].devices for rank in own}
         made = Executor(
-            self.step,
-            self._execution.modules,
+            self.share.part,
+            self.share.modules,
             devices,
             meeting.transport,
             self._processes,
@@ -127,46 +125,3 @@ class Spread:
             "a step in stages moves no arguments between processes",
             fix="make it there with init, or pass it from the host, whole in every process",
         )
-
-
-def with_copies(step: Step, results: Container[int], ranks: Sequence[int]) -> tuple[Step, dict[tuple[int, int], int]]:
-    """Returns a step that gives the results `results` to several ranks, and a number for each copy.
-
-    The numbers go by the result's own number and the rank.
-    """
-    slots = list(step.slots)
-    uid = 1 + max((one.uid for one in step.instructions if isinstance(one, Transfer)), default=-1)
-    next_result = 1 + max((one.result for one in step.instructions if isinstance(one, Fetch)), default=-1)
-    numbers: dict[tuple[int, int], int] = {}
-    instructions: list[Global] = []
-    for one in step.instructions:
-        instructions.append(one)
-        if not isinstance(one, Fetch) or one.result not in results:
-            continue
-        own = step.slots[one.source]
-        numbers[one.result, own.rank] = one.result
-        for rank in ranks:
-            if rank != own.rank:
-                slots.append(Slot(rank, own.layout))
-                instructions += [Transfer(uid, one.source, len(slots) - 1), Fetch(len(slots) - 1, next_result)]
-                numbers[one.result, rank] = next_result
-                uid, next_result = uid + 1, next_result + 1
-    return replace(step, slots=tuple(slots), instructions=tuple(instructions)), numbers
-
-
-def _lasting(step: Step, processes: Sequence[Sequence[int]]) -> frozenset[int]:
-    """Returns the arguments whose arrays a step must not delete.
-
-    These are results too, or another process may still fetch them. `processes` [ranks][devices] is where each device
-    is.
-    """
-    fetched = {one.source for one in step.instructions if isinstance(one, Fetch)}
-    sent = {
-        one.source
-        for one in step.instructions
-        if isinstance(one, Transfer)
-        and len({*processes[step.slots[one.source].rank], *processes[step.slots[one.target].rank]}) > 1
-    }
-    return frozenset(
-        one.argument for one in step.instructions if isinstance(one, Feed) and one.target in fetched | sent
-    )

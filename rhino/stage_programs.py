@@ -49,19 +49,20 @@ class StagePrograms:
         self._given_by = leaf_groups(arguments)
         self._given = [[arguments[piece].rows for piece in group] for group in self._given_by]
         self._made = leaf_groups(results)
-        execution, self._kept = plan.facts.execution, plan.facts.predicted.kept_bytes
-        assert execution is not None, "it is a plan of stage programs"
+        self._kept = plan.facts.predicted.kept_bytes
         self._kinds = [(*kind, bool(words)) for kind, words in zip(traced.key.leaves, given, strict=True)]
         self._keys = {n: _implementation(aval.dtype) for n, aval in enumerate(traced.out_avals) if made[n]}
         self._weak = [n for n, aval in enumerate(traced.out_avals) if aval.weak_type]
         self._donated = [number for number in traced.alias if number not in traced.kept]
-        fed = {one.target: one.argument for one in execution.step.instructions if isinstance(one, Feed)}
-        fetched = [one.source for one in execution.step.instructions if isinstance(one, Fetch)]
-        self._returned = {fed[slot] for slot in fetched if slot in fed}
         self._taken = _by_rank(plan, arguments, plan.argument_shardings, as_stored, is_known_first=True)
         self._given_back = _by_rank(plan, results, plan.result_shardings, as_known, is_known_first=False)
         self._spread = Spread(plan, plan.team) if plan.team is not None else None
         if self._spread is None:
+            execution = plan.facts.execution
+            assert execution is not None, "it is a plan of stage programs"
+            fed = {one.target: one.argument for one in execution.step.instructions if isinstance(one, Feed)}
+            fetched = [one.source for one in execution.step.instructions if isinstance(one, Fetch)]
+            self._returned = frozenset(fed[slot] for slot in fetched if slot in fed)
             self._executor = Executor(
                 execution.step,
                 execution.modules,
@@ -70,8 +71,9 @@ class StagePrograms:
                 recorder=recorder,
             )
         else:
+            self._returned = self._spread.share.returned
             self._executor = self._spread.executor(recorder)
-            self._donated = [number for number in self._donated if number not in self._spread.lasting]
+            self._donated = [number for number in self._donated if number not in self._spread.share.lasting]
         weakref.finalize(self, self._executor.close)
 
     def run(self, *values: Any) -> Any:  # noqa: ANN401 - pytrees

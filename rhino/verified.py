@@ -67,7 +67,7 @@ def expected_step(fn: Callable[..., Any], pieces: Pieces, entry: Entry) -> Expec
     step = _rewritten(entry) or step
     names_a_mesh = _names_a_mesh(plan.traced)
     made = None if names_a_mesh or jax.process_count() > 1 else _on_one_device(step, pieces.values, entry)
-    if made is None and plan.facts.execution:
+    if made is None and plan.facts.is_staged:
         what = (
             f"{plan.traced.name} cannot be verified: in one program it does not run on one device, "
             "and its plan is in stages"
@@ -111,7 +111,7 @@ def check_step(expected: Expected, result: Any, entry: Entry, op_rules: str) -> 
     ]
 
     def judge() -> Verdict:
-        if plan.facts.execution:
+        if plan.facts.is_staged:
             note = "the plan is in stages, so single ops were not compared, and rounding may have grown to this"
             return Verdict(note, fix=_FIX_IN_STAGES)
         assert plan.traced is not None

@@ -8,7 +8,7 @@ A plan needs no planner to run, and is the same, byte for byte, for the same pla
 name in it reaches regular files inside the folder alone, and no more is read than a plan can have.
 
 Errors    RHI-PLAN-001 not a plan, or one of another version; RHI-PLAN-002 a file is missing or altered; RHI-PLAN-003 it
-          cannot be written.
+          cannot be written; RHI-STEP-007 or RHI-STEP-010 the lists of its ranks are not of one step.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rhino.ir.diagnostics import Place, RhinoError
+from rhino.ir.plan.instructions import Step
 from rhino.ir.plan.json_values import table_of, text_of
 from rhino.ir.plan.plan import Plan
 from rhino.ir.plan.plan_json import digest_of, no_plan, plan_data, plan_of, plan_text
@@ -73,7 +74,7 @@ def save_plan(plan: Plan, path: Path) -> None:
 def load_plan(path: Path) -> Plan:
     """Returns the plan in a file or a folder, every file of it checked against its hash.
 
-    Raises RHI-PLAN-001, RHI-PLAN-002.
+    Raises RHI-PLAN-001, RHI-PLAN-002; RHI-STEP-007, RHI-STEP-010 where the lists of ranks are not of one step.
     """
     is_folder = os.path.isdir(path)
     file = path / PLAN if is_folder else Path(os.path.realpath(path))
@@ -93,16 +94,18 @@ def load_plan(path: Path) -> Plan:
         raise _altered(file, f"it is of one program, and {STEP} beside it is of a plan in stages")
     try:
         texts = _checked_files(path, table_of(data["files"]))
-        step = read_step(json.loads(texts[STEP])) if STEP in texts else None
+        step = _step(path, texts[STEP]) if STEP in texts else None
         modules = {one.module: texts[program_file(one.module)] for one in step.programs} if step else {}
         return plan_of(data, step, modules)
     except (AttributeError, KeyError, TypeError, ValueError, IndexError, OverflowError, RecursionError) as error:
         raise no_plan(str(path), f"it is malformed: {type(error).__name__}: {error}") from None
 
 
-def plan_digest(plan: Plan) -> str:
-    """Returns a hash of all that a plan's file or folder would hold."""
-    return digest_of(_texts(plan)[PLAN].encode())
+def _step(path: Path, text: str) -> Step:
+    try:
+        return read_step(json.loads(text))
+    except RhinoError as error:
+        raise replace(error, place=Place(str(path / STEP))) from None
 
 
 def begins_plan(file: Path) -> bool:

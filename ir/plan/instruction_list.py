@@ -178,6 +178,16 @@ def in_columns(instructions: Sequence[Global] | Sequence[Local]) -> InstructionL
     return instructions if isinstance(instructions, InstructionList) else InstructionList.of(instructions)
 
 
+def joined(lists: Sequence[InstructionList[One]]) -> InstructionList[One]:
+    """Returns several lists as one."""
+    forms: dict[Form, int] = {}
+    form_of = [np.zeros(0, dtype=np.int64)]
+    for one in lists:
+        number = np.array([forms.setdefault(form, len(forms)) for form in one.forms], dtype=np.int64)
+        form_of.append(number[one.form_of])
+    return InstructionList(tuple(forms), np.concatenate(form_of), np.concatenate([one.numbers for one in lists]))
+
+
 def ranges(starts: Ints, lengths: Ints) -> Ints:
     """Returns the numbers of ranges that start at `starts` and have these lengths, one range after another."""
     ends = np.cumsum(lengths)

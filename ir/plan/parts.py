@@ -22,7 +22,7 @@ from rhino.ir.plan.instructions import Global, Listed, Local, Slot, Step, StepPr
 class Part:
     """What a process runs that has devices of `ranks`.
 
-    `meshes` are those of all ranks of the step; `num_results` is how many results that has.
+    `meshes` are those of all ranks of the step; `results` are the slots of all of its results, on whatever rank.
     """
 
     ranks: tuple[int, ...]
@@ -31,7 +31,7 @@ class Part:
     slots: tuple[Slot, ...]
     instructions: Sequence[Local]
     constants: tuple[tuple[int, int], ...]
-    num_results: int
+    results: tuple[Slot, ...]
 
     @property
     def num_ranks(self) -> int:
@@ -51,7 +51,7 @@ def part_of(step: Step, ranks: Sequence[int]) -> Part:
     forms = [_renumbered(form, programs) for form in found.forms]
     instructions: InstructionList[Local] = InstructionList(forms, found.form_of, _moved(found, slot_of))
     constants = tuple([(int(slot_of[slot]), number) for slot, number in step.constants if slot_of[slot] >= 0])
-    fetched = [group.others.max() for group in in_columns(step.instructions).of_kind("fetch")]
+    fetches = [row for group in in_columns(step.instructions).of_kind("fetch") for row in group.numbers.tolist()]
     return Part(
         tuple(sorted(ranks)),
         step.meshes,
@@ -59,7 +59,7 @@ def part_of(step: Step, ranks: Sequence[int]) -> Part:
         slots,
         instructions,
         constants,
-        1 + int(max(fetched, default=-1)),
+        tuple([step.slots[slot] for slot, _ in sorted(fetches, key=lambda row: row[1])]),
     )
 
 

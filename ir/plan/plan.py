@@ -423,6 +423,11 @@ class Plan:
         return dict(self.meshes[rank].axes)
 
     @property
+    def is_staged(self) -> bool:
+        """Whether the plan is of programs that an executor runs, and not of one whose ops are sharded."""
+        return self.sharding is None
+
+    @property
     def is_one_stage(self) -> bool:
         """Whether one program is the whole step."""
         return not self.schedule and not self.shares

@@ -129,6 +129,16 @@ def plan_text(plan: Plan, files: Mapping[str, str]) -> str:
     return _object({**found, _DIGEST: _own_digest(found)}) + "\n"
 
 
+def head_text(plan: Plan) -> str:
+    """Returns a plan as a text, without what is executed."""
+    return plan_text(replace(plan, execution=None), {})
+
+
+def head_of(text: str) -> Plan:
+    """Returns the plan that `head_text` wrote, without what is executed."""
+    return plan_of(plan_data(text, "a plan's head"), None, {}, is_head=True)
+
+
 def plan_data(text: str | bytes, file: str) -> dict[str, Any]:
     """Returns the object in a plan's file, as it was written. Raises RHI-PLAN-001, RHI-PLAN-002."""
     try:
@@ -151,8 +161,10 @@ def plan_data(text: str | bytes, file: str) -> dict[str, Any]:
     return data
 
 
-def plan_of(data: dict[str, Any], step: Step | None, modules: Mapping[str, str]) -> Plan:
+def plan_of(data: dict[str, Any], step: Step | None, modules: Mapping[str, str], *, is_head: bool = False) -> Plan:
     """Returns the plan that an object is, with the step and the modules that stand in files beside it.
+
+    A head, by `is_head`, is without them.
 
     Raises:
         TypeError, ValueError, KeyError: where something is not of its kind, or does not go with the rest.
@@ -191,6 +203,8 @@ def plan_of(data: dict[str, Any], step: Step | None, modules: Mapping[str, str])
         request=_request(table_of(data.get("request", {}))),
         compared=_comparison(table_of(data["compared"])) if "compared" in data else None,
     )
+    if not is_head and (plan.sharding is None) == (plan.execution is None):
+        raise ValueError("it says neither how ops are sharded nor what is executed, or both")
     _check(plan)
     return plan
 
@@ -464,8 +478,6 @@ def _execution(data: dict[str, Any], step: Step | None, modules: Mapping[str, st
 
 def _check(plan: Plan) -> None:
     """Raises ValueError or IndexError where a plan's parts do not go together."""
-    if (plan.sharding is None) == (plan.execution is None):
-        raise ValueError("it says neither how ops are sharded nor what is executed, or both")
     peaks, kept = plan.predicted.peak_bytes, plan.predicted.kept_bytes
     if len(peaks) != plan.num_ranks or len(kept) != plan.num_ranks:
         raise ValueError(f"there are {len(peaks)} peaks and {len(kept)} sizes of kept state, expected {plan.num_ranks}")
@@ -486,7 +498,7 @@ def _check(plan: Plan) -> None:
     _check_aliases(plan)
     if plan.execution:
         _check_execution(plan, plan.execution)
-    elif (plan.num_ranks, plan.schedule, plan.shares) != (1, "", ()):
+    elif plan.sharding and (plan.num_ranks, plan.schedule, plan.shares) != (1, "", ()):
         raise ValueError(f"one program is on {plan.num_ranks} ranks, by the schedule {plan.schedule!r}")
 
 

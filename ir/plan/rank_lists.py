@@ -18,7 +18,7 @@ import numpy as np
 
 from rhino.ir.arrays import Bools, Ints
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.plan.instruction_list import SIMPLE, Form, InstructionList, in_columns
+from rhino.ir.plan.instruction_list import SIMPLE, Form, InstructionList, in_columns, joined
 from rhino.ir.plan.instructions import Global, Local, Step
 from rhino.ir.plan.parts import frees, in_order, slot_ranks
 
@@ -84,13 +84,7 @@ def merged(lists: Sequence[InstructionList[Local]]) -> InstructionList[Global]:
 
 
 def _together(lists: Sequence[InstructionList[Local]]) -> _Together:
-    forms: dict[Form, int] = {}
-    form_of = []
-    for one in lists:
-        number = np.array([forms.setdefault(form, len(forms)) for form in one.forms], dtype=np.int64)
-        form_of.append(number[one.form_of])
-    numbers = [one.numbers for one in lists]
-    every: InstructionList[Local] = InstructionList(tuple(forms), np.concatenate(form_of), np.concatenate(numbers))
+    every = joined(lists)
     rank_of = np.repeat(np.arange(len(lists)), [len(one) for one in lists])
     sides = [np.flatnonzero(every.is_kind(kind)) for kind in ("send", "receive")]
     uids = [every.numbers[every.starts[places] + 1] for places in sides]

@@ -3,7 +3,7 @@
     layouts      shapes, element types and dims, which others have by number
     programs     what is compiled
     kinds        the rank and the layout of slots that are alike
-    slots        the kind of each slot, in loops
+    slots        the kind of each slot, in loops; of a part also that of each result
     constants    each slot that holds an integer for ever and the integer, in loops
     forms        all of instructions but their numbers (`rhino.ir.plan.instruction_list`)
     rank R       the list of rank R, in loops (`rhino.ir.plan.strides`): times, forms, numbers, strides
@@ -20,12 +20,11 @@ from typing import Any, Final, get_args
 
 import numpy as np
 
-from rhino.ir.arrays import Ints
 from rhino.ir.cluster.mesh import Mesh
 from rhino.ir.cluster.placement import Devices
 from rhino.ir.graph.graph import DEVICE
 from rhino.ir.plan.instruction_list import SIMPLE, Form, InstructionList, Kind, in_columns
-from rhino.ir.plan.instructions import Feed, Global, Layout, Local, Phase, Slot, Step, StepProgram
+from rhino.ir.plan.instructions import Feed, Layout, Local, Phase, Slot, Step, StepProgram
 from rhino.ir.plan.json_values import count_of, list_of, memory_of, number_of, numbers_of, text_of
 from rhino.ir.plan.parts import Part
 from rhino.ir.plan.rank_lists import merged, split
@@ -50,8 +49,7 @@ def part_text(part: Part) -> str:
     forms, loops = _list_rows(in_columns(part.instructions))
     number = {form: place for place, form in enumerate(forms)}
     rows = {"list": [_numbered(loop, forms, number) for loop in loops]}
-    more = {"own_ranks": list(part.ranks), "num_results": part.num_results}
-    return _text(part, _Layouts(), forms, rows, more)
+    return _text(part, _Layouts(), forms, rows, {"own_ranks": list(part.ranks)})
 
 
 def read_step(data: dict[str, Any]) -> Step:
@@ -81,7 +79,7 @@ def read_part(data: dict[str, Any]) -> Part:
         read.slots,
         read.instructions("list", "transfer"),
         read.constants,
-        number_of(data["num_results"]),
+        read.kinds("results"),
     )
 
 
@@ -94,20 +92,21 @@ def _text(
 ) -> str:
     """Returns an object with a row to a line; slots, constants and lists are in loops."""
     kinds: dict[Slot, int] = {}
-    kind_of = np.array([kinds.setdefault(slot, len(kinds)) for slot in listed.slots], dtype=np.int64)
+    tables = {"slots": listed.slots, **({"results": listed.results} if isinstance(listed, Part) else {})}
+    kinds_of = {name: [kinds.setdefault(slot, len(kinds)) for slot in slots] for name, slots in tables.items()}
     constants = InstructionList.of([Feed(number, slot) for slot, number in listed.constants])
     rows: dict[str, Sequence[Any]] = {
         "programs": [_program_json(program, layouts) for program in listed.programs],
         "kinds": [[slot.rank, layouts.number(slot.layout)] for slot in kinds],
-        "slots": [[loop.times, loop.forms] for loop in loops_of(_of_kinds(kind_of, len(kinds)))],
+        **{name: _kind_rows(kind_of, len(kinds)) for name, kind_of in kinds_of.items()},
         "constants": [_row(loop) for loop in loops_of(constants)],
         "forms": [_form_json(form) for form in forms],
         **lists,
     }
     devices = listed.devices if isinstance(listed, Step) else ()
     head = json.dumps({**meshes_json(listed.meshes), **devices_json(devices), **(more or {})})
-    tables = [f'"{name}": [\n{_lines(lines)}\n]' for name, lines in {"layouts": layouts.rows(), **rows}.items()]
-    return ",\n".join([head[:-1], *tables]) + "}\n"
+    texts = [f'"{name}": [\n{_lines(lines)}\n]' for name, lines in {"layouts": layouts.rows(), **rows}.items()]
+    return ",\n".join([head[:-1], *texts]) + "}\n"
 
 
 def _lines(rows: Sequence[Any]) -> str:
@@ -134,13 +133,17 @@ class _Read:
         self.data = data
         self.layouts = tuple(map(_layout, list_of(data["layouts"])))
         self.programs = tuple([_program(row, self.layouts) for row in list_of(data["programs"])])
-        kinds = [Slot(number_of(rank), self.layouts[number_of(own)]) for rank, own in list_of(data["kinds"])]
-        loops = [Loop(count_of(times), numbers_of(own), (), ()) for times, own in list_of(data["slots"])]
-        kind_of = _expanded((Form("free"),) * len(kinds), loops).form_of
-        self.slots = tuple([kinds[kind] for kind in kind_of.tolist()])
+        self.every = [Slot(number_of(rank), self.layouts[number_of(own)]) for rank, own in list_of(data["kinds"])]
+        self.slots = self.kinds("slots")
         constants = _expanded((Form("feed", *SIMPLE["feed"]),), list(map(_loop, list_of(data["constants"]))))
         self.constants = tuple([(slot, number) for slot, number in constants.numbers.reshape(-1, 2).tolist()])
         self.forms = tuple(map(_form, list_of(data["forms"])))
+
+    def kinds(self, name: str) -> tuple[Slot, ...]:
+        """Returns the slots of that name."""
+        loops = [Loop(count_of(times), numbers_of(own), (), ()) for times, own in list_of(self.data[name])]
+        kind_of = _expanded((Form("free"),) * len(self.every), loops).form_of
+        return tuple([self.every[kind] for kind in kind_of.tolist()])
 
     def instructions(self, name: str, *refused: Kind) -> InstructionList[Any]:
         """Returns the list of that name, which has none of some kinds."""
@@ -150,9 +153,11 @@ class _Read:
         return found
 
 
-def _of_kinds(kind_of: Ints, count: int) -> InstructionList[Global]:
-    """Returns what has no numbers, and one of `count` kinds, as a list, for loops to be found in it."""
-    return InstructionList((Form("free"),) * count, kind_of, np.zeros(0, dtype=np.int64))
+def _kind_rows(kind_of: Sequence[int], count: int) -> list[Any]:
+    """Returns what has no numbers, and is of one of `count` kinds, in loops."""
+    none = np.zeros(0, dtype=np.int64)
+    found: InstructionList[Any] = InstructionList((Form("free"),) * count, np.array(kind_of, dtype=np.int64), none)
+    return [[loop.times, loop.forms] for loop in loops_of(found)]
 
 
 def _list_rows(found: InstructionList[Local]) -> tuple[tuple[Form, ...], tuple[Loop, ...]]:

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import accumulate, count, pairwise
+from itertools import accumulate, pairwise
 from typing import Any, Final
 
 import jax
@@ -20,6 +20,7 @@ from jax._src import distributed
 
 from rhino.ir.cluster.placement import Devices, num_reached
 from rhino.ir.diagnostics import RhinoError
+from rhino.runtime.distributed.key_values import KeyValues
 from rhino.runtime.distributed.processes import DEFAULT_HEARTBEAT_S, ProcessJob, Team, join, share_ranks, start_service
 from rhino.runtime.executor.devices import pick_devices
 from rhino.runtime.executor.executor import Executor
@@ -29,8 +30,23 @@ from rhino.runtime.executor.transport import SocketTransport
 _SAY_LIMIT_S: Final = 24 * 3600
 """How long a process is waited for that still plans or compiles; JAX ends all when one has ended."""
 
-_SAID: Final = count()
-"""A number for each time that the processes of a job tell each other something."""
+_values: Final[list[KeyValues]] = []
+"""The key-value service of this process's job, once it was asked for."""
+
+
+@dataclass(slots=True)
+class _Turns:
+    """Numbers each time that the processes of a job tell each other something."""
+
+    next: int = 0
+
+    def take(self) -> int:
+        """The number of this time."""
+        self.next += 1
+        return self.next - 1
+
+
+_SAID: Final = _Turns()
 
 
 def deal_devices(sizes: Sequence[int], placed: Devices = ()) -> tuple[jax.Device, ...]:
@@ -148,13 +164,49 @@ def said_by_all(text: str) -> list[str]:
 
     Texts go through the coordination service, not through devices: processes may have unequal numbers of these.
     """
-    number, client = next(_SAID), distributed.global_state.client
+    number, client = _SAID.take(), distributed.global_state.client
     assert client is not None, "a job has a coordination service"
     client.key_value_set(f"rhino/said/{number}/{jax.process_index()}", text)
     return [
         str(client.blocking_key_value_get(f"rhino/said/{number}/{process}", _SAY_LIMIT_S * 1000))
         for process in range(jax.process_count())
     ]
+
+
+def job_process() -> int | None:
+    """Returns the number of this process in its job; None where there are no others. Starts no backend."""
+    state = distributed.global_state
+    return int(state.process_id) if state.client is not None and state.num_processes > 1 else None
+
+
+def has_said(process: int) -> bool:
+    """Whether a process has told the others what they would tell each other next."""
+    try:
+        values_of_job().client.key_value_try_get(f"rhino/said/{_SAID.next}/{process}")
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True
+
+
+def values_of_job() -> KeyValues:
+    """Returns what this process puts into, and finds in, the key-value service of JAX's job."""
+    if not _values:
+        assert distributed.global_state.client is not None, "a job has a coordination service"
+        _values.append(KeyValues(distributed.global_state.client))
+    return _values[0]
+
+
+def said_by_first(lines: str) -> str:
+    """Returns the line of this process, of those that process 0 calls this with; each process has to call it.
+
+    Process 0 has a line for each process, and waits for none.
+    """
+    service, key = values_of_job(), f"said/{_SAID.take()}"
+    if jax.process_index() == 0:
+        for process, line in enumerate(lines.split("\n")):
+            service.set(f"{key}/first/{process}", line.encode())
+        return lines.split("\n", maxsplit=1)[0]
+    return service.wait_for(f"{key}/first/{jax.process_index()}").decode()
 
 
 def most_of_processes(number: int) -> int:

@@ -11,13 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
 
 from rhino.ir.cluster.hardware import CompileOption
-from rhino.ir.cluster.placement import num_reached
+from rhino.ir.cluster.mesh import Mesh
+from rhino.ir.cluster.placement import Devices, num_reached
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.plan.instruction_list import Kind, in_columns
@@ -194,7 +195,7 @@ class Executor:
         self.wait()
         memory = self.memory
         memory.arguments[:] = placed
-        memory.results[:] = [None] * self.part.num_results
+        memory.results[:] = [None] * len(self.part.results)
         memory.tokens[:] = [None] * len(memory.tokens)
         memory.step = self.transport.next_step() if self.transport else self._num_steps
         del placed
@@ -318,8 +319,24 @@ class Executor:
         return placed  # type: ignore[return-value]
 
 
+class OnRanks(Protocol):
+    """A step, or its plan: the meshes of its ranks, and the devices that these have by number."""
+
+    @property
+    def meshes(self) -> tuple[Mesh, ...]:
+        """The mesh of each rank."""
+
+    @property
+    def devices(self) -> Devices:
+        """The devices of each rank by number, nothing where ranks follow one another."""
+
+    @property
+    def num_ranks(self) -> int:
+        """How many ranks there are."""
+
+
 def devices_of_ranks(
-    step: Step, devices: Sequence[jax.Device], ranks: Sequence[int] | None = None
+    step: OnRanks, devices: Sequence[jax.Device], ranks: Sequence[int] | None = None
 ) -> dict[int, tuple[jax.Device, ...]]:
     """Returns the devices of each of `ranks` (None is all), taken from `devices`.
 

@@ -1,0 +1,147 @@
+"""What one of several processes needs of a plan in stages, beside its head: process 0 makes it, the others are told.
+
+A share has the part of the step that a process runs, the programs of that, and what it has to know of the rest: which
+arguments other ranks are fed, and how results of other ranks lie there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rhino.ir.arrays import Ints
+from rhino.ir.plan.instruction_list import InstructionList, in_columns, joined
+from rhino.ir.plan.instructions import Fetch, Global, Slot, Step, Transfer
+from rhino.ir.plan.json_values import list_of, number_of, numbers_of, words_of
+from rhino.ir.plan.parts import Part, part_of, slot_ranks
+from rhino.ir.plan.plan import Execution
+from rhino.ir.plan.step_json import part_text, read_part
+from rhino.ir.plan.verify import verify
+from rhino.runtime.distributed.key_values import KeyValues
+
+Placement = Sequence[Sequence[int]]
+"""The process of each device of each rank [ranks][devices]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A process's share of a plan in stages.
+
+    `modules` are the texts of the part's programs. `copies` say under which number a process has a result that all
+    read. `fed` are the arguments that any rank is fed, `returned` those that are results as they are, and `lasting`
+    those whose arrays a step must not delete: they are results too, or another process may still fetch them.
+    """
+
+    part: Part
+    modules: Mapping[str, str]
+    copies: Mapping[int, int]
+    fed: frozenset[int]
+    returned: frozenset[int]
+    lasting: frozenset[int]
+
+
+class Shares:
+    """Makes the shares of a plan's execution; those of processes with the same ranks have one part."""
+
+    def __init__(
+        self, execution: Execution, read_by_all: Container[int], ranks: Sequence[Sequence[int]], devices: Placement
+    ) -> None:
+        """Raises as `verify` where the step cannot run.
+
+        Args:
+            execution: what is executed.
+            read_by_all: the results that every process gets.
+            ranks: those of each process.
+            devices: the process of each device of each rank [ranks][devices].
+        """
+        readers = tuple(dict.fromkeys(own[0] for own in ranks))
+        self.execution = execution
+        self.ranks = ranks
+        self.step, self.copies = with_copies(execution.step, read_by_all, readers)
+        feeds = _pairs(execution.step, "feed")
+        fetches = _pairs(self.step, "fetch")
+        verify(self.step, 1 + max(feeds.values(), default=-1), len(fetches))
+        self.fed = frozenset(feeds.values())
+        fetched = frozenset(_pairs(execution.step, "fetch"))
+        self.returned = frozenset(number for slot, number in feeds.items() if slot in fetched)
+        crossing = _crossing(execution.step, devices)
+        self.lasting = frozenset(number for slot, number in feeds.items() if slot in fetched | crossing)
+        self.parts: dict[tuple[int, ...], Part] = {}
+
+    def share(self, process: int) -> Share:
+        """Returns the share of a process."""
+        own = tuple(self.ranks[process])
+        if own not in self.parts:
+            self.parts[own] = part_of(self.step, own)
+        part = self.parts[own]
+        modules = {one.module: self.execution.modules[one.module] for one in part.programs}
+        copies = {number: copy for (number, rank), copy in self.copies.items() if rank == own[0]}
+        return Share(part, modules, copies, self.fed, self.returned, self.lasting)
+
+
+def tell_share(share: Share, service: KeyValues) -> str:
+    """Puts a share where the other processes find it, and returns its hash."""
+    modules = {name: service.put(text.encode()) for name, text in share.modules.items()}
+    part = service.put(part_text(share.part).encode())
+    numbers = {name: sorted(getattr(share, name)) for name in ("fed", "returned", "lasting")}
+    copies = [list(pair) for pair in share.copies.items()]
+    return service.put(json.dumps({"part": part, "modules": modules, "copies": copies, **numbers}).encode())
+
+
+def told_share(digest: str, service: KeyValues) -> Share:
+    """Returns the share of that hash, and nothing else of the plan."""
+    data = json.loads(service.get(digest))
+    modules = {name: service.get(one).decode() for name, one in words_of(data["modules"]).items()}
+    copies = {number_of(number): number_of(copy) for number, copy in list_of(data["copies"])}
+    fed, returned, lasting = (frozenset(numbers_of(data[name])) for name in ("fed", "returned", "lasting"))
+    return Share(read_part(json.loads(service.get(data["part"]))), modules, copies, fed, returned, lasting)
+
+
+def with_copies(step: Step, results: Container[int], ranks: Sequence[int]) -> tuple[Step, dict[tuple[int, int], int]]:
+    """Returns a step that gives the results `results` to several ranks, and a number for each copy.
+
+    The numbers go by the result's own number and the rank.
+    """
+    every: InstructionList[Global] = in_columns(step.instructions)
+    uids = [group.others[:, 0].max() for group in every.of_kind("transfer")]
+    fetches = _pairs(step, "fetch")
+    uid, next_result = 1 + int(max(uids, default=-1)), 1 + max(fetches.values(), default=-1)
+    slots, numbers, added = list(step.slots), dict[tuple[int, int], int](), list[Global]()
+    for source, number in sorted(fetches.items(), key=lambda pair: pair[1]):
+        if number not in results:
+            continue
+        own = step.slots[source]
+        numbers[number, own.rank] = number
+        for rank in ranks:
+            if rank != own.rank:
+                slots.append(Slot(rank, own.layout))
+                added += [Transfer(uid, source, len(slots) - 1), Fetch(len(slots) - 1, next_result)]
+                numbers[number, rank] = next_result
+                uid, next_result = uid + 1, next_result + 1
+    instructions: InstructionList[Global] = joined([every, InstructionList.of(added)])
+    return replace(step, slots=tuple(slots), instructions=instructions), numbers
+
+
+def _pairs(step: Step, kind: str) -> dict[int, int]:
+    """Returns for each slot that is fed, or fetched, the number of the argument or result."""
+    found: dict[int, int] = {}
+    for group in in_columns(step.instructions).groups:
+        if group.form.kind == kind:
+            found |= dict(group.numbers.tolist())
+    return found
+
+
+def _crossing(step: Step, devices: Placement) -> frozenset[int]:
+    """Returns the slots that are sent between ranks which do not both lie in one process."""
+    places = [frozenset(own) for own in devices]
+    ranks: Ints = slot_ranks(step)
+    found: set[int] = set()
+    for group in in_columns(step.instructions).of_kind("transfer"):
+        pairs = np.stack([ranks[group.numbers[:, 0]], ranks[group.numbers[:, 1]]], axis=1)
+        for giving, taking in np.unique(pairs, axis=0).tolist():
+            if len(places[giving] | places[taking]) > 1:
+                found.update(group.numbers[(pairs == (giving, taking)).all(axis=1), 0].tolist())
+    return frozenset(found)
