@@ -1,19 +1,21 @@
 """Run a plan: the folder that `rhino-opt --auto-parallel --plan` writes, in this process or in several.
 
 Several processes each hold some of the ranks, and know of each other's results nothing: each leaves its own in a folder
-of the one that launched them, which puts them together.
+of the one that launched them, which puts them together. That one reads the plan, and leaves each of them its share
+there.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
 import sys
 import tempfile
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,11 +29,12 @@ from rhino.ir.graph.blocks import from_view, to_view
 from rhino.ir.graph.elements import DTYPES
 from rhino.ir.plan.instructions import Feed, Fetch, Layout
 from rhino.ir.plan.leaves import leaf_groups, leaf_tensors
+from rhino.ir.plan.parts import Part, part_of
 from rhino.ir.plan.plan import Execution, Plan, Tensor
 from rhino.ir.plan.timeline import Timeline, render
 from rhino.ir.program.proven_plan import load_proven_plan
 from rhino.ir.units import PEAK, format_bytes, format_seconds
-from rhino.runtime.distributed.processes import join, launch, share_ranks
+from rhino.runtime.distributed.processes import Team, join, launch, share_ranks
 from rhino.runtime.distributed.watchdog import Watchdog
 from rhino.runtime.executor.compare import check, differences
 from rhino.runtime.executor.devices import pick_devices, request_host_devices
@@ -64,10 +67,10 @@ def run_plan(options: Namespace, original: Callable[[Signature], Executable], st
         RhinoError: those of `load_proven_plan`, RHI-RUN-004 where devices are too few, RHI-RUN-003 where results
             differ, and what the executor raises.
     """
-    plan, execution = _executed(options.file)
     if options.part:
-        _run_part(plan, execution, options)
+        _run_part(options)
         return
+    plan, execution = _executed(options.file)
     num_devices = plan.num_reached
     if options.devices is not None and options.devices < num_devices:
         what = f"--devices={options.devices}, and the plan is for {num_devices}"
@@ -80,11 +83,11 @@ def run_plan(options: Namespace, original: Callable[[Signature], Executable], st
     simulated = _simulated(execution) if options.timeline or options.trace else None
     if options.timeline and simulated is not None:
         print(render(simulated), file=stdout)
-    inputs = _Inputs.of(execution, signature, options)
+    inputs = _Inputs.of(execution.nonnegative_arguments, signature, options)
     expected = _expected(original(signature), inputs, options.steps) if options.compare else None
     with ExitStack() as stack:
         if options.processes is not None:
-            steps, events = _launched(plan, options, stack)
+            steps, events = _launched(plan, execution, options, stack)
         else:
             steps, events = _here(plan, execution, options, inputs, stack)
         whole = (replace(step, results=leaves_of(plan, step.results)) for step in steps)
@@ -166,9 +169,9 @@ class _Inputs:
     fresh: Callable[[int], Mapping[int, Host]] | None
 
     @staticmethod
-    def of(execution: Execution, signature: Signature, options: Namespace) -> _Inputs:
+    def of(nonnegative: Iterable[int], signature: Signature, options: Namespace) -> _Inputs:
         given = read_inputs(Path(options.inputs), signature) if options.inputs else {}
-        rule = InputRule(options.seed, options.int_range, frozenset(execution.nonnegative_arguments))
+        rule = InputRule(options.seed, options.int_range, frozenset(nonnegative))
         fresh = fresh_inputs(signature, rule, given) if options.fresh_batches else None
         return _Inputs(draw_inputs(signature, rule, given), fresh)
 
@@ -212,11 +215,34 @@ def _events(recorder: Recorder | None) -> list[Event]:
 # In several processes
 
 
-def _launched(plan: Plan, options: Namespace, stack: ExitStack) -> tuple[Iterator[RanStep], Callable[[], list[Event]]]:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Share:
+    """What a process needs of a plan: all but what others execute."""
+
+    plan: Plan
+    part: Part
+    modules: Mapping[str, str]
+    signature: Signature
+    nonnegative: tuple[int, ...]
+
+
+def _write_shares(plan: Plan, execution: Execution, team: Team, folder: Path) -> None:
+    head, signature = replace(plan, execution=None), signature_of(plan)
+    for process, ranks in enumerate(team.ranks):
+        part = part_of(execution.step, ranks)
+        modules = {one.module: execution.modules[one.module] for one in part.programs}
+        share = _Share(head, part, modules, signature, execution.nonnegative_arguments)
+        _share_file(folder, process).write_bytes(pickle.dumps(share))
+
+
+def _launched(
+    plan: Plan, execution: Execution, options: Namespace, stack: ExitStack
+) -> tuple[Iterator[RanStep], Callable[[], list[Event]]]:
     """Runs the steps in several processes, to the end; returns the results of all."""
     team = share_ranks([mesh.num_devices for mesh in plan.meshes], options.processes)
     stack.enter_context(ended_in_order())
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rhino-run-")))
+    _write_shares(plan, execution, team, folder)
 
     def command(address: str, process: int) -> list[str]:
         part = json.dumps([address, process, str(folder)])
@@ -245,22 +271,24 @@ def ended_in_order() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _run_part(plan: Plan, execution: Execution, options: Namespace) -> None:
+def _run_part(options: Namespace) -> None:
     """Runs this process's ranks, and leaves what comes out in the launcher's folder."""
     address, process, folder = json.loads(options.part)
+    # The folder is the launcher's own, and nobody else's: so is what it has left there.
+    share: _Share = pickle.loads(_share_file(Path(folder), process).read_bytes())
+    plan, ranks = share.plan, share.part.ranks
     team = share_ranks([mesh.num_devices for mesh in plan.meshes], options.processes)
-    ranks = team.ranks[process]
     request_host_devices(sum(plan.meshes[rank].num_devices for rank in ranks), os.environ)
-    devices = devices_of_ranks(execution.step, jax.local_devices(), ranks)
+    devices = devices_of_ranks(plan, jax.local_devices(), ranks)
     job = join(address, process, team)
     transport, processes = SocketTransport(job), team.of_devices(plan.meshes)
     recorder = Recorder() if options.trace else None
-    signature = signature_of(plan)
+    inputs = _Inputs.of(share.nonnegative, share.signature, options)
     with (
-        Executor(execution.step, execution.modules, devices, transport, processes, recorder=recorder) as executor,
+        Executor(share.part, share.modules, devices, transport, processes, recorder=recorder) as executor,
         Watchdog(executor, options.stall_limit, job),
     ):
-        for step in _steps(executor, plan, _Inputs.of(execution, signature, options), options.steps):
+        for step in _steps(executor, plan, inputs, options.steps):
             named: dict[str, Any] = {
                 "time_s": np.float64(step.time_s),
                 **{str(i): array for i, array in step.results.items()},
@@ -269,6 +297,10 @@ def _run_part(plan: Plan, execution: Execution, options: Namespace) -> None:
         _events_file(Path(folder), process).write_text(json.dumps(_events(recorder)), encoding="utf-8")
         job.finish()
     transport.close()
+
+
+def _share_file(folder: Path, process: int) -> Path:
+    return folder / f"{process}.share"
 
 
 def _results_file(folder: Path, process: int, step: int) -> Path:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Any, Final, get_args
 
 import numpy as np
@@ -98,7 +99,7 @@ def _text(
     rows: dict[str, Sequence[Any]] = {
         "programs": [_program_json(program, layouts) for program in listed.programs],
         "kinds": [[slot.rank, layouts.number(slot.layout)] for slot in kinds],
-        **{name: _kind_rows(kind_of, len(kinds)) for name, kind_of in kinds_of.items()},
+        **{name: _kind_rows(kind_of, list(kinds)) for name, kind_of in kinds_of.items()},
         "constants": [_row(loop) for loop in loops_of(constants)],
         "forms": [_form_json(form) for form in forms],
         **lists,
@@ -153,11 +154,13 @@ class _Read:
         return found
 
 
-def _kind_rows(kind_of: Sequence[int], count: int) -> list[Any]:
-    """Returns what has no numbers, and is of one of `count` kinds, in loops."""
-    none = np.zeros(0, dtype=np.int64)
-    found: InstructionList[Any] = InstructionList((Form("free"),) * count, np.array(kind_of, dtype=np.int64), none)
-    return [[loop.times, loop.forms] for loop in loops_of(found)]
+def _kind_rows(kind_of: Sequence[int], kinds: Sequence[Slot]) -> list[Any]:
+    """Returns what has no numbers, and is of one of some kinds, in loops of one rank each."""
+    none, rows = np.zeros(0, dtype=np.int64), list[Any]()
+    for _, own in groupby(kind_of, key=lambda kind: kinds[kind].rank):
+        found: InstructionList[Any] = InstructionList((Form("free"),) * len(kinds), np.array(list(own)), none)
+        rows += [[loop.times, loop.forms] for loop in loops_of(found)]
+    return rows
 
 
 def _list_rows(found: InstructionList[Local]) -> tuple[tuple[Form, ...], tuple[Loop, ...]]:

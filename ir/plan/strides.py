@@ -17,7 +17,7 @@ from rhino.ir.arrays import Bools, Ints
 from rhino.ir.plan.instruction_list import Form, InstructionList, One, ranges
 
 _PERIODS: Final = 16
-"""How many lengths of a turn are tried: distances between alike instructions, those first that reach over most."""
+"""How many lengths of a turn are tried, of each of two kinds (`_periods`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +66,34 @@ def list_of_loops(forms: Sequence[Form], loops: Sequence[Loop]) -> InstructionLi
 
 
 def _periods(form_of: Ints) -> list[int]:
+    """Returns lengths of a turn to try, ascending.
+
+    They are the distances at which most instructions are of one form, without multiples of one at which more are; and
+    those between one instruction and the next of its form that reach over most of the list.
+    """
+    count = len(form_of)
+    alike = _num_alike(form_of)
+    found: list[int] = []
+    for period in np.lexsort((np.arange(len(alike)), -alike)).tolist():
+        if len(found) == _PERIODS or not alike[period]:
+            break
+        if period and not any(one > 1 and period % one == 0 for one in found):
+            found.append(period)
     order = np.argsort(form_of, kind="stable")
     gaps = np.diff(order)[np.diff(form_of[order]) == 0]
-    lengths, counts = np.unique(gaps, return_counts=True)
-    best = np.lexsort((lengths, -lengths * counts))[:_PERIODS]
-    found: list[int] = np.sort(lengths[best]).tolist()
-    return found
+    lengths, times = np.unique(gaps, return_counts=True)
+    best = lengths[np.lexsort((lengths, -lengths * times))[:_PERIODS]]
+    return sorted({*found, *best.tolist()} & set(range(1, count)))
+
+
+def _num_alike(form_of: Ints) -> Ints:
+    """Returns for each distance, below half of the list, how many instructions have their own form so far behind."""
+    count = len(form_of)
+    total = np.zeros(count // 2 + 1)
+    for form in np.unique(form_of).tolist():
+        spectrum = np.fft.rfft(form_of == form, 2 * count)
+        total += np.fft.irfft(np.abs(spectrum) ** 2, 2 * count)[: count // 2 + 1]
+    return np.rint(total).astype(np.int64)
 
 
 def _reaches(found: InstructionList[One], period: int) -> Ints:
