@@ -28,7 +28,9 @@ from rhino.ir.cluster.mesh import mesh_of_shape
 from rhino.ir.plan.instructions import Layout, Run, Step, StepProgram, Transfer
 from rhino.ir.plan.stage_programs import Argument, StagedStep, StageProgram
 from rhino.ir.units import format_seconds
-from rhino.runtime.distributed.processes import Team, join, launch, share_ranks
+from rhino.runtime.distributed.launcher import DEFAULT_LIMITS, launch
+from rhino.runtime.distributed.member import ProcessJob
+from rhino.runtime.distributed.processes import Team, share_ranks
 from rhino.runtime.distributed.tcp_transport import StreamTransport
 from rhino.runtime.executor.devices import request_host_devices
 from rhino.runtime.executor.executor import Executor, devices_of_ranks
@@ -206,7 +208,7 @@ def run_part(address: str, process: int, folder: Path) -> None:
     given, team, transport, repeats = pickle.loads((folder / "given").read_bytes())
     request_host_devices(sum(given.step.meshes[rank].num_devices for rank in team.ranks[process]), os.environ)
     sleep_op.register()
-    job = join(address, process, team)
+    job = ProcessJob(address, process, team, DEFAULT_LIMITS, is_launched=True)
     link = _TRANSPORTS[transport](job)
     devices = devices_of_ranks(given.step, jax.devices(), team.ranks[process])
     with Executor(given.step, given.modules, devices, link, team.of_devices(given.step.meshes)) as executor:
@@ -221,6 +223,7 @@ def run_part(address: str, process: int, folder: Path) -> None:
             (folder / "took").write_text(str(median(took[1:])))
         job.finish()
     link.close()
+    job.close()
 
 
 # The questions

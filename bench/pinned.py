@@ -28,7 +28,9 @@ from rhino.ir.cluster.hardware import Device
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.plan.files import load_plan, save_plan
 from rhino.ir.plan.plan import Plan
-from rhino.runtime.distributed.processes import Team, join, launch
+from rhino.runtime.distributed.launcher import DEFAULT_LIMITS, launch
+from rhino.runtime.distributed.member import ProcessJob
+from rhino.runtime.distributed.processes import Team
 from rhino.runtime.executor.compare import differences
 from rhino.runtime.executor.devices import request_host_devices
 from rhino.runtime.executor.executable import Host
@@ -209,7 +211,7 @@ def run_part(address: str, process: int, folder: Path) -> None:
     names, inputs, cores, rounds = pickle.loads((folder / "given").read_bytes())
     os.sched_setaffinity(0, {cores[process]})  # before the backend starts its threads
     request_host_devices(1, os.environ)
-    job = join(address, process, TEAM)
+    job = ProcessJob(address, process, TEAM, DEFAULT_LIMITS, is_launched=True)
     transport = SocketTransport(job)
     with ExitStack() as stack:
         turns = []
@@ -232,6 +234,7 @@ def run_part(address: str, process: int, folder: Path) -> None:
         np.save(folder / f"took-{process}.npy", np.array(took))
         job.finish()
     transport.close()
+    job.close()
 
 
 def _times(pair: tuple[float, float]) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 from jax.sharding import AbstractMesh
 
 from rhino.call import CallShape, Key, Pieces
+from rhino.distributed import meeting
 from rhino.ir.cluster.cluster import load_cluster, parse_cluster
 from rhino.ir.cluster.hardware import Device
 from rhino.ir.cluster.mesh import Mesh, mesh_of_shape
@@ -85,11 +86,13 @@ class Entry:
         facts = self.plan.facts
         placed = [device.id for rank in self.plan.ranks for device in rank.devices] if self.plan.team else []
         if jax.process_count() > 1 and (placed or not facts.is_staged):
+            meeting()
             check_agreement(f"{head_text(facts)} {placed}", self.plan.function)
         if facts.is_staged:
             recorder = Recorder() if logged_ranks(self.plan) else None
             return StagePrograms(self.traced, self.plan, recorder)
-        return make_program(self.traced, self.plan, self.code, self.donated)
+        made = make_program(self.traced, self.plan, self.code, self.donated)
+        return made if jax.process_count() == 1 else replace(made, call=meeting().calls.counted(made.run))
 
 
 def make_entry(

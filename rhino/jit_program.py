@@ -36,6 +36,8 @@ class NewShapesError(Exception):
 class JitProgram:
     """One program for the arrays that `key` says; `run` takes them as `Pieces.values` and is what jit gave.
 
+    `call` runs it; in a job of several processes it counts.
+
     `watched` gives an array of each donated argument. On several host devices XLA ends the process where that was
     donated before (jaxlib 0.10.2; elsewhere JAX raises an error): so each call looks at it.
     """
@@ -43,6 +45,7 @@ class JitProgram:
     key: Key
     plan: Plan
     run: Any
+    call: Callable[..., Any]
     in_shardings: tuple[Any, ...]
     watched: tuple[Getter, ...]
     is_on_cpu: bool
@@ -121,7 +124,7 @@ def make_program(traced: Traced, plan: Plan, code: bytes, donated: tuple[int, ..
         donate_argnums=donated,
         compiler_options=dict(plan.own_options) or None,
     )
-    return JitProgram(key, plan, jitted, shardings, tuple(_watched(traced, donated)) if on_cpu else (), on_cpu)
+    return JitProgram(key, plan, jitted, jitted, shardings, tuple(_watched(traced, donated)) if on_cpu else (), on_cpu)
 
 
 def as_stored(leaf: jax.Array, tensor: Tensor) -> jax.Array:

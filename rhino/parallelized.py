@@ -207,7 +207,7 @@ class Parallelized:
         if key not in self._runs:
             ranks, program = logged_ranks(entry.plan), entry.program
             log = StepLog(entry.traced, entry.plan, program, ranks, self._fitting[entry.traced.key]) if ranks else None
-            self._runs[key] = program.run if log is None else log.run
+            self._runs[key] = program.call if log is None else log.run
         return self._runs[key]
 
     def _within_budget(self, entry: Entry, pieces: Pieces) -> Entry:

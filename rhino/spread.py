@@ -10,16 +10,16 @@ of the next step: losses, norms. They come to every process.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 
+from rhino.distributed import meeting
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.plan.instructions import Slot
 from rhino.plan import Plan
-from rhino.runtime.distributed.jax_job import meet, said_by_first, values_of_job
+from rhino.runtime.distributed.jax_job import said_by_first, values_of_job
 from rhino.runtime.distributed.processes import Team
 from rhino.runtime.executor.executable import Handler, array_handler, same_placement
 from rhino.runtime.executor.executor import Executor
@@ -92,18 +92,18 @@ class Spread:
 
         Raises RHI-RUN-007 where one does not.
         """
-        meeting, plan, own = meet(), self._plan, self.team.ranks[jax.process_index()]
+        job, plan, own = meeting(), self._plan, self.team.ranks[jax.process_index()]
         devices = {rank: plan.ranks[rank].devices for rank in own}
         made = Executor(
             self.share.part,
             self.share.modules,
             devices,
-            meeting.transport,
+            job.transport,
             self._processes,
             options=plan.own_options,
             recorder=recorder,
         )
-        meeting.executors.append(weakref.ref(made))
+        job.watch(made)
         return made
 
     def _taken(self, number: int, leaf: jax.Array) -> Any:  # noqa: ANN401 - a leaf

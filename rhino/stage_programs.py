@@ -109,6 +109,8 @@ class StagePrograms:
                 results[number] = weakly_typed(results[number])
         return jax.tree.unflatten(self._traced.out_tree, results)
 
+    call = run
+
     def compiled_bytes(self, _values: tuple[Any, ...]) -> int:
         """Returns the bytes that a step takes of a device of the rank that takes most, as its programs were compiled.
 

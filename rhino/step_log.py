@@ -69,7 +69,7 @@ class StepLog:
     def run(self, *values: Any) -> Any:  # noqa: ANN401 - pytrees
         """Runs a step, and returns its results as the program does."""
         start_s = perf_counter()
-        result = self._program.run(*values)
+        result = self._program.call(*values)
         self._given.put(partial(self._ended, self._num_steps, start_s, *self._waits(result)))
         self._num_steps += 1
         return result

@@ -167,9 +167,8 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument(
         "--stall-limit",
         type=count,
-        default=300,
         metavar="S",
-        help="give up after S seconds without progress (default 300)",
+        help="give up after S seconds without progress, behind the first step (default RHINO_STALL_LIMIT_S, or 30)",
     )
     plan.add_argument("--part", help=argparse.SUPPRESS)
     return parser

@@ -34,8 +34,11 @@ from rhino.ir.plan.plan import Execution, Plan, Tensor
 from rhino.ir.plan.timeline import Timeline, render
 from rhino.ir.program.proven_plan import load_proven_plan
 from rhino.ir.units import PEAK, format_bytes, format_seconds
-from rhino.runtime.distributed.processes import Team, join, launch, share_ranks
-from rhino.runtime.distributed.watchdog import Watchdog
+from rhino.runtime.distributed.launcher import launch, watched
+from rhino.runtime.distributed.limits import Limits
+from rhino.runtime.distributed.member import ProcessJob
+from rhino.runtime.distributed.processes import Team, share_ranks
+from rhino.runtime.distributed.progress import StageProgress
 from rhino.runtime.executor.compare import check, differences
 from rhino.runtime.executor.devices import pick_devices, request_host_devices
 from rhino.runtime.executor.executable import Executable, Host
@@ -201,7 +204,7 @@ def _here(
     recorder = Recorder() if options.trace else None
     devices = devices_of_ranks(execution.step, pick_devices(plan.num_reached))
     executor = stack.enter_context(Executor(execution.step, execution.modules, devices, recorder=recorder))
-    stack.enter_context(Watchdog(executor, options.stall_limit))
+    stack.enter_context(watched(executor, _limits(options)))
     return _steps(executor, plan, inputs, options.steps), lambda: _events(recorder)
 
 
@@ -248,7 +251,7 @@ def _launched(
         part = json.dumps([address, process, str(folder)])
         return [sys.executable, "-c", "from rhino.tools.run import main; main()", *options.argv, f"--part={part}"]
 
-    code = launch(command, team)
+    code = launch(command, team, limits=_limits(options))
     if code:
         raise SystemExit(code)
     return _gathered(folder, len(team.ranks), options.steps), lambda: _gathered_events(folder, len(team.ranks))
@@ -280,14 +283,12 @@ def _run_part(options: Namespace) -> None:
     team = share_ranks([mesh.num_devices for mesh in plan.meshes], options.processes)
     request_host_devices(sum(plan.meshes[rank].num_devices for rank in ranks), os.environ)
     devices = devices_of_ranks(plan, jax.local_devices(), ranks)
-    job = join(address, process, team)
+    job = ProcessJob(address, process, team, _limits(options), is_launched=True)
     transport, processes = SocketTransport(job), team.of_devices(plan.meshes)
     recorder = Recorder() if options.trace else None
     inputs = _Inputs.of(share.nonnegative, share.signature, options)
-    with (
-        Executor(share.part, share.modules, devices, transport, processes, recorder=recorder) as executor,
-        Watchdog(executor, options.stall_limit, job),
-    ):
+    with Executor(share.part, share.modules, devices, transport, processes, recorder=recorder) as executor:
+        job.watch(StageProgress(executor))
         for step in _steps(executor, plan, inputs, options.steps):
             named: dict[str, Any] = {
                 "time_s": np.float64(step.time_s),
@@ -297,6 +298,11 @@ def _run_part(options: Namespace) -> None:
         _events_file(Path(folder), process).write_text(json.dumps(_events(recorder)), encoding="utf-8")
         job.finish()
     transport.close()
+    job.close()
+
+
+def _limits(options: Namespace) -> Limits:
+    return Limits.parse(os.environ, {"stall_limit_s": options.stall_limit})
 
 
 def _share_file(folder: Path, process: int) -> Path:

@@ -1,27 +1,37 @@
 """The processes of a job of `jax.distributed` as a team that runs steps in stages: which ranks each has, how they meet.
 
-They meet once, at a coordination service of their own, which the first process hosts: that of JAX names nobody when a
-process ends.
+They meet once, at a monitor in process 0, which names the process that a job ends for: JAX's coordination service names
+nobody. Process 0 also has that service, and when it ends JAX aborts the others at once, before they can say why, unless
+the job was started by `rhino.distributed.initialize`.
 """
 
 from __future__ import annotations
 
 import atexit
 import socket
+import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import Any, Final
+from types import TracebackType
+from typing import Final
 
 import jax
 from jax._src import distributed
+from jaxlib import utils
 
 from rhino.ir.cluster.placement import Devices, num_reached
 from rhino.ir.diagnostics import RhinoError
 from rhino.runtime.distributed.key_values import KeyValues
-from rhino.runtime.distributed.processes import DEFAULT_HEARTBEAT_S, ProcessJob, Team, join, share_ranks, start_service
+from rhino.runtime.distributed.limits import Limits
+from rhino.runtime.distributed.lines import split_address
+from rhino.runtime.distributed.member import ProcessJob
+from rhino.runtime.distributed.monitor import Monitor
+from rhino.runtime.distributed.processes import Team, share_ranks
+from rhino.runtime.distributed.progress import CallProgress, StageProgress
 from rhino.runtime.executor.devices import pick_devices
 from rhino.runtime.executor.executor import Executor
 from rhino.runtime.executor.rank_program import RankDevices
@@ -29,6 +39,8 @@ from rhino.runtime.executor.transport import SocketTransport
 
 _SAY_LIMIT_S: Final = 24 * 3600
 """How long a process is waited for that still plans or compiles; JAX ends all when one has ended."""
+
+_LOG_ERRORS: Final = 2
 
 _values: Final[list[KeyValues]] = []
 """The key-value service of this process's job, once it was asked for."""
@@ -98,64 +110,96 @@ def team_of(ranks: Sequence[RankDevices]) -> Team | None:
     return Team(tuple(ranks_of))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Meeting:
     """This process among the others of its job.
 
-    `service` is the coordination service of all, if this process hosts it. `executors` are those on `transport`.
+    `executors` are those on the transport, `calls` those of plans of one program.
     """
 
     job: ProcessJob
-    service: Any
-    transport: SocketTransport
+    calls: CallProgress = field(default_factory=CallProgress)
     executors: list[weakref.ref[Executor]] = field(default_factory=list)
+
+    @cached_property
+    def transport(self) -> SocketTransport:
+        """What moves arrays to and from the other processes."""
+        return SocketTransport(self.job)
+
+    def watch(self, executor: Executor) -> None:
+        """Tells the others of the steps of an executor on the transport."""
+        self.executors.append(weakref.ref(executor))
+        self.job.watch(StageProgress(executor))
 
     def leave(self) -> None:
         """Waits until all processes have finished, for until then they may fetch from each other.
 
-        This is the last thing that a process does.
+        This is the last thing that a process does. JAX's service is in process 0, so the others leave that before.
         """
         for one in self.executors:
             if (executor := one()) is not None:
                 with suppress(RhinoError):  # it was said where the result was read, or nobody reads it
                     executor.wait()
         self.job.finish()
-        self.transport.close()
-        if self.service is not None:
-            self.service.shutdown()
+        if self.executors:
+            self.transport.close()
+        if self.job.monitor is not None and recovers():
+            self.job.monitor.wait_for_others()
+        distributed.global_state.shutdown()
+        self.job.close()
+
+
+def leave_faults_to_us() -> None:
+    """Tells JAX's service, before it starts, to end no process when another has ended, and not to warn of that."""
+    utils.absl_set_min_log_level(_LOG_ERRORS)
+    jax.config.update("jax_enable_recoverability", True)
+
+
+def recovers() -> bool:
+    """Says whether JAX's service leaves it to others what happens when a process ends."""
+    return bool(distributed._ENABLE_RECOVERABILITY.value)
 
 
 _met: Final[list[Meeting]] = []
 """The meeting of this process, once there was one: a process is in one job, of which JAX keeps the state for it too."""
 
 
-def meet(heartbeat_s: int = DEFAULT_HEARTBEAT_S) -> Meeting:
+def meet(limits: Callable[[], Limits]) -> Meeting:
     """Returns this process among the others of its job; the first time each of them has to call this.
 
     It leaves when it ends.
-
-    Raises:
-        RhinoError: RHI-RUN-007 where some process does not come.
     """
     if not _met:
-        team, process, host = Team(((),) * jax.process_count()), jax.process_index(), own_host()
-        service, address = start_service(len(team.ranks), heartbeat_s, host) if process == 0 else (None, "")
-        job = join(said_by_all(address)[0], process, team, heartbeat_s=heartbeat_s, host=host)
-        _met.append(Meeting(job, service, SocketTransport(job)))
-        atexit.register(_met[0].leave)  # before JAX leaves its job, which it registered before
+        coordinator = distributed.global_state.coordinator_address
+        assert coordinator is not None, "a job has a coordinator"
+        found, process, host = limits(), jax.process_index(), own_host(coordinator)
+        listener = socket.create_server((host, 0)) if process == 0 else None
+        monitor = Monitor(jax.process_count(), found, listener, own=0) if listener is not None else None
+        address = said_by_all("" if monitor is None else monitor.address)[0]
+        enter(ProcessJob(address, process, Team(((),) * jax.process_count()), found, host, monitor))
     return _met[0]
 
 
-def own_host() -> str:
-    """Returns the address at which the others reach this process.
+def enter(job: ProcessJob) -> None:
+    """Makes this process one of a job, that leaves when it ends; an error that ends it ends the others."""
+    assert not _met, "a process is in one job"
+    _met.append(Meeting(job))
+    job.watch(_met[0].calls)
+    atexit.register(_met[0].leave)  # before JAX leaves its job, which it registered before
+    show = sys.excepthook
 
-    It is the process's own address on the route to the coordinator of JAX's job.
-    """
-    address = distributed.global_state.coordinator_address
-    assert address is not None, "a job has a coordinator"
-    host, _, port = address.rpartition(":")
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # nothing is sent
-        probe.connect((host, int(port)))
+    def told(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        job.raised(error, lambda: show(kind, error, trace))
+
+    sys.excepthook = told
+
+
+def own_host(address: str) -> str:
+    """Returns this process's own address on the route to `address`, at which the others reach it."""
+    host, port = split_address(address)
+    family, kind, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:  # nothing is sent
+        probe.connect(place)
         return str(probe.getsockname()[0])
 
 

@@ -13,9 +13,10 @@ import jax
 import numpy as np
 
 from rhino.ir.diagnostics import RhinoError
-from rhino.runtime.distributed.processes import join
+from rhino.runtime.distributed.limits import Limits
+from rhino.runtime.distributed.member import ProcessJob
+from rhino.runtime.distributed.progress import StageProgress
 from rhino.runtime.distributed.tcp_transport import StreamTransport
-from rhino.runtime.distributed.watchdog import Watchdog
 from rhino.runtime.executor.devices import request_host_devices
 from rhino.runtime.executor.executor import Executor, devices_of_ranks
 from rhino.runtime.executor.transport import SocketTransport
@@ -27,12 +28,12 @@ def main(address: str, process: int, folder: Path) -> int:
     given = pickle.loads((folder / "run.pickle").read_bytes())
     step, team = given["step"], given["team"]
     request_host_devices(sum(step.meshes[rank].num_devices for rank in team.ranks[process]), os.environ)
-    job = join(address, process, team, heartbeat_s=given["heartbeat_s"])
+    job = ProcessJob(address, process, team, Limits(60, *given["limits_s"]), is_launched=True)
     transport = TRANSPORTS[given["transport"]](job)
     arguments = list(given["arguments"])
     devices = devices_of_ranks(step, jax.local_devices(), team.ranks[process])
     with Executor(step, given["modules"], devices, transport, team.of_devices(step.meshes)) as executor:
-        watchdog = Watchdog(executor, given["limit_s"], job)
+        job.watch(StageProgress(executor))
         losses = []
         number = 0
         while number != given["num_steps"]:
@@ -45,11 +46,11 @@ def main(address: str, process: int, folder: Path) -> int:
             number += 1
             if number == 2:
                 (folder / f"going-{process}").write_text(str(os.getpid()))
-        watchdog.close()
         here = {f"w{rank}": np.asarray(arguments[rank]) for rank in team.ranks[process]}
         np.savez(folder / f"out-{process}.npz", losses=np.array(losses), **here)
         job.finish()
     transport.close()
+    job.close()
     return 0
 
 

@@ -21,8 +21,8 @@ from training import Model
 from zoo import GPT
 
 import rhino
+import rhino.distributed
 from rhino.ir.diagnostics import RhinoError
-from rhino.runtime.distributed import jax_job
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what it warns of when it is loaded
@@ -32,7 +32,6 @@ WIDTH: Final = 16
 OPTIMIZER = optax.adamw(1e-2)
 MESHES: Final = ("1", "2")
 STEPS: Final = 4
-HEARTBEAT_S: Final = 4
 
 
 def cut_init(key: jax.Array) -> dict[str, jax.Array]:
@@ -110,8 +109,7 @@ def here(tree: Any) -> dict[str, np.ndarray]:
 
 def main(address: str, process: int, folder: Path, model: str, plans: str, end: str) -> None:
     os.environ["XLA_FLAGS"] = re.sub(r"device_count=\d+", "device_count=2", os.environ["XLA_FLAGS"])
-    jax.distributed.initialize(address, 2, process, initialization_timeout=60)
-    jax_job.meet(HEARTBEAT_S)
+    rhino.distributed.initialize(address, 2, process)
     training = Training(model)
     for mesh in MESHES:
         fast = training.planned(mesh) if plans == "own" else training.kept(folder, mesh)

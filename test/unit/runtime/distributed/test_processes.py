@@ -8,6 +8,7 @@ import io
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -23,10 +24,13 @@ from pipelined_mlp import Pipelined, pipelined
 
 from rhino.ir.cluster.mesh import mesh_of_shape
 from rhino.ir.diagnostics import RhinoError
-from rhino.runtime.distributed.processes import Team, launch, share_ranks, start_service
+from rhino.runtime.distributed.launcher import launch
+from rhino.runtime.distributed.limits import Limits
+from rhino.runtime.distributed.monitor import Monitor
+from rhino.runtime.distributed.processes import Team, share_ranks
 from rhino.runtime.executor.executor import Executor, devices_of_ranks
 
-HEARTBEAT_S = 4
+LIMITS = Limits(60, 4, 60)
 LIMIT_S = 30
 PART = str(Path(__file__).parents[2] / "run_part.py")
 
@@ -38,9 +42,9 @@ def prepare(folder: Path, one: Pipelined, **settings: object) -> Team:
         "modules": one.modules,
         "arguments": one.arguments,
         "team": team,
-        "heartbeat_s": HEARTBEAT_S,
+        "limits_s": (LIMITS.heartbeat_limit_s, LIMITS.stall_limit_s),
     }
-    given |= {"transport": "transfer", "num_steps": -1, "limit_s": 60, **settings}
+    given |= {"transport": "transfer", "num_steps": -1, **settings}
     (folder / "run.pickle").write_bytes(pickle.dumps(given))
     return team
 
@@ -70,9 +74,7 @@ def await_end(ids: Sequence[int]) -> None:
 def launched(folder: Path, team: Team) -> Iterator[Callable[[], tuple[int, str]]]:
     """Launches the team in a thread; gives what waits for the exit code and what was said."""
     said, codes = io.StringIO(), []
-    work = threading.Thread(
-        target=lambda: codes.append(launch(command(folder), team, heartbeat_s=HEARTBEAT_S, stderr=said))
-    )
+    work = threading.Thread(target=lambda: codes.append(launch(command(folder), team, limits=LIMITS, stderr=said)))
     work.start()
 
     def ended() -> tuple[int, str]:
@@ -87,20 +89,17 @@ def launched(folder: Path, team: Team) -> Iterator[Callable[[], tuple[int, str]]
 
 
 @contextlib.contextmanager
-def alone(folder: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """The processes, that nobody watches but they themselves; what each says goes to `said-N`."""
-    service, address = start_service(2, HEARTBEAT_S)
-    parts = []
-    for process in range(2):
-        with (folder / f"said-{process}").open("wb") as said:
-            parts.append(subprocess.Popen(command(folder)(address, process), stderr=said))
+def alone(folder: Path, limits: Limits = LIMITS) -> Iterator[tuple[list[subprocess.Popen[bytes]], Monitor]]:
+    """The processes, whose exit codes nobody reads, and their monitor."""
+    monitor = Monitor(2, limits, socket.create_server(("127.0.0.1", 0)))
+    parts = [subprocess.Popen(command(folder)(monitor.address, process)) for process in range(2)]
     try:
-        yield parts
+        yield parts, monitor
     finally:
         for part in parts:
             part.kill()
             part.wait()
-        service.shutdown()
+        monitor.close()
 
 
 @pytest.mark.parametrize(
@@ -115,7 +114,7 @@ def test_two_processes_give_what_one_gives(tmp_path: Path, transport: str, num_s
             losses.append(float(results[0]))
             arguments[:num_stages] = results[1:]
     team = prepare(tmp_path, one, transport=transport, num_steps=3)
-    assert launch(command(tmp_path), team, heartbeat_s=HEARTBEAT_S) == 0
+    assert launch(command(tmp_path), team, limits=LIMITS) == 0
     outs = [np.load(tmp_path / f"out-{process}.npz") for process in range(2)]
     assert outs[1]["losses"].tolist() == losses
     for out, ranks in zip(outs, team.ranks, strict=True):
@@ -145,24 +144,24 @@ def test_when_one_is_killed_the_launcher_names_it_and_ends_the_other(tmp_path: P
 )
 def test_when_one_is_killed_the_other_sees_it_without_a_launcher(tmp_path: Path, transport: str, victim: int):
     prepare(tmp_path, pipelined(2, 4), transport=transport)
-    with alone(tmp_path) as parts:
+    with alone(tmp_path) as (parts, monitor):
         await_going(tmp_path)
         parts[victim].kill()
         assert parts[1 - victim].wait(LIMIT_S) == 1
-    said = (tmp_path / f"said-{1 - victim}").read_text()
-    assert (
-        f"[RHI-RUN-007] process {victim} (rank {victim}) has ended, or sent no sign of life for {HEARTBEAT_S} s" in said
-    )
-    assert f"seen by process {1 - victim} (rank {1 - victim})" in said
+    assert monitor.verdict is not None
+    assert monitor.verdict.id == "RHI-RUN-007"
+    assert monitor.verdict.line.startswith(f"process {victim} (rank {victim}) on {socket.gethostname()} has ended")
 
 
 def test_when_the_launcher_is_killed_none_is_left(tmp_path: Path):
     team = prepare(tmp_path, pipelined(2, 4))
     script = f"""
 import sys
-from rhino.runtime.distributed.processes import Team, launch
+from rhino.runtime.distributed.launcher import launch
+from rhino.runtime.distributed.limits import Limits
+from rhino.runtime.distributed.processes import Team
 launch(lambda address, process: [sys.executable, {PART!r}, address, str(process), {str(tmp_path)!r}], {team!r},\
- heartbeat_s={HEARTBEAT_S})
+ limits={LIMITS!r})
 """
     launcher = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL)
     ids: list[int] = []
@@ -188,18 +187,18 @@ def test_a_part_that_fails_gives_its_exit_code_and_ends_the_others():
 
 
 def test_a_step_that_stands_still_is_told_of_by_all(tmp_path: Path):
-    prepare(tmp_path, pipelined(2, 4), stuck=0, limit_s=2)
-    with alone(tmp_path) as parts:
-        assert parts[1].wait(60) == 1
-    lines = (tmp_path / "said-1").read_text().splitlines()
-    assert "error: [RHI-RUN-008] the step has made no progress for 2 s" in lines
-    assert any(line.startswith("  note: to fix: see what the first waiting rank") for line in lines)
-    assert "  note: process 0 (rank 0): between steps, 2 are done" in lines
-    waiting = next(line for line in lines if "rank 1 has not ended" in line)
+    limits = Limits(60, 4, 2)
+    prepare(tmp_path, pipelined(2, 4), stuck=0, limits_s=(4, 2))
+    with alone(tmp_path, limits) as (parts, monitor):
+        assert [part.wait(60) for part in parts] == [1, 1]
+    assert monitor.verdict is not None
+    host = socket.gethostname()
+    stuck, _, waiting = monitor.verdict.line.partition("; ")
+    assert stuck.startswith(f"no progress for 2 s: process 0 (rank 0) on {host} is after 2 steps, at run_part.py:")
     assert waiting.startswith(
-        "  note: process 1 (rank 1): rank 1 has not ended program last on rank 1, backward of stage 1, micro-batch 0"
+        f"process 1 (rank 1) on {host} is in step 2, rank 1 has not ended program last on rank 1, backward of stage 1,"
+        " micro-batch 0, which takes transfer 0 from rank 0 to rank 1"
     )
-    assert waiting.endswith("which takes transfer 0 from rank 0 to rank 1")
 
 
 def test_ranks_are_dealt_in_rows():

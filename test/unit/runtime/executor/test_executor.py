@@ -23,8 +23,8 @@ from rhino.ir.cluster.mesh import mesh_of_shape
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.plan.instructions import Feed, Fetch, Free, Layout, Run, Slot, Step, StepProgram, Task, Transfer
 from rhino.ir.plan.step_memory import live_slots, memory_of
+from rhino.runtime.distributed.progress import StageProgress
 from rhino.runtime.distributed.tcp_transport import StreamTransport
-from rhino.runtime.distributed.watchdog import Watchdog
 from rhino.runtime.executor import compile_cache
 from rhino.runtime.executor.compile_cache import CompileCache
 from rhino.runtime.executor.executor import Executor, devices_of_ranks
@@ -474,37 +474,29 @@ def naps(times_s: list[float]) -> tuple[Step, dict[str, str], list[np.ndarray]]:
     )
 
 
-class TestWatchdog:
-    def test_a_step_that_stands_still(self):
-        step, modules, arguments = naps([0.0, 3.0, 0.0])
-        said: list[RhinoError] = []
-        with (
-            Executor(step, modules, devices_of_ranks(step, jax.devices())) as run,
-            Watchdog(run, 1.0, leave=said.append),
-        ):
+class TestStageProgress:
+    def test_what_waits_is_told_until_it_has_ended(self):
+        step, modules, arguments = naps([0.0, 2.0, 0.0])
+        with Executor(step, modules, devices_of_ranks(step, jax.devices())) as run:
+            progress = StageProgress(run)
+            assert progress.look()[:3] == (0, False, False)
             run.run(arguments)
+            looks = [progress.look() for _ in range(2)]
+            time.sleep(0.5)  # what has ended is counted
+            looks.append(progress.look())
+            assert looks[2][:3] == (1, True, True)
+            assert progress.task() == (
+                "rank 1 has not ended program nap on rank 1, forward of stage 1, micro-batch 0,"
+                " which takes transfer 0 from rank 0 to rank 1,"
+                " rank 2 has not ended program nap on rank 2, forward of stage 2, micro-batch 0,"
+                " which takes transfer 1 from rank 1 to rank 2"
+            )
+            assert progress.look() == looks[2]
             run.wait()
-        (error,) = said
-        assert error.id == "RHI-RUN-008"
-        assert error.notes == (
-            "this process: all of step 0 is dispatched",
-            "this process: rank 1 has not ended program nap on rank 1, forward of stage 1, micro-batch 0,"
-            " which takes transfer 0 from rank 0 to rank 1",
-            "this process: rank 2 has not ended program nap on rank 2, forward of stage 2, micro-batch 0,"
-            " which takes transfer 1 from rank 1 to rank 2",
-        )
-
-    def test_slow_is_not_still(self):
-        step, modules, arguments = naps([0.7, 0.7, 0.7])
-        said: list[RhinoError] = []
-        with (
-            Executor(step, modules, devices_of_ranks(step, jax.devices())) as run,
-            Watchdog(run, 1.2, leave=said.append),
-        ):
-            run.run(arguments)
-            run.wait()
-            time.sleep(2)  # between steps nothing has to move
-        assert said == []
+            time.sleep(0.5)
+            assert progress.look()[:2] == (1, False)
+            assert progress.look()[3] != looks[2][3]
+            assert progress.task() == ""
 
 
 class TestTrace:
