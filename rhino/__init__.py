@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from rhino.split_array import SplitArray as SplitArray
     from rhino.split_array import SplitSharding as SplitSharding
     from rhino.stage_boundary import stage_boundary as stage_boundary
+    from rhino.training import Batches as Batches
+    from rhino.training import train as train
 
 # Beside the imports above, which type checkers read; a test holds the two together.
 _HOMES: Final = {
@@ -68,6 +70,7 @@ _HOMES: Final = {
     "rhino.scopes": ("default_strategy", "replicate", "split"),
     "rhino.split_array": ("SplitArray", "SplitSharding"),
     "rhino.stage_boundary": ("stage_boundary",),
+    "rhino.training": ("Batches", "train"),
 }
 _HOME_OF: Final = {name: home for home, names in _HOMES.items() for name in names}
 

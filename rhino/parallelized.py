@@ -36,6 +36,7 @@ from rhino.keywords import (
 )
 from rhino.loss_scale import LossScale, first_loss_scale, loss_scale_of, with_loss_scale
 from rhino.new_arguments import differences
+from rhino.nonfinite import IGNORE, POLICIES, RAISE, SKIP, FiniteCheck, keeping_finite
 from rhino.passes.attention.blockwise import parse_attention
 from rhino.passes.pipeline.rematerialize import BY_STAGE
 from rhino.passes.planner.aot import smaller_budget
@@ -55,6 +56,7 @@ from rhino.verified import check_step, expected_step
 
 MeshLike = str | jax.sharding.Mesh | jax.sharding.AbstractMesh
 OnNewShapes = Literal["plan", "error"]
+OnNonfinite = Literal["raise", "skip", "ignore"]
 Search = Literal["shard", "autotune"]
 
 _LOG: Final = logging.getLogger("rhino")
@@ -77,9 +79,17 @@ class Parallelized:
     """
 
     def __init__(
-        self, fn: Callable[..., Any], shape: CallShape, options: CallOptions, on_new_shapes: OnNewShapes
+        self,
+        fn: Callable[..., Any],
+        shape: CallShape,
+        options: CallOptions,
+        on_new_shapes: OnNewShapes,
+        on_nonfinite: OnNonfinite = IGNORE,
     ) -> None:
         functools.update_wrapper(self, fn)
+        if on_nonfinite == SKIP:
+            fn = keeping_finite(fn, shape.signature, shape.donated)
+        self._finite = FiniteCheck(shape.name) if on_nonfinite == RAISE else None
         self._loss_scale = first_loss_scale() if options.is_scaled else None
         self._fn = with_loss_scale(fn, shape.signature) if options.is_scaled else fn
         self._shape, self._options, self._on_new_shapes = shape, options, on_new_shapes
@@ -100,7 +110,7 @@ class Parallelized:
                 for get in self._watched:
                     if get(args).is_deleted():
                         raise NewShapesError
-                return run(*args) if self._loss_scale is None else self._scaled(run(*args, self._loss_scale))
+                return self._own(run(*args) if self._loss_scale is None else run(*args, self._loss_scale))
             except _MAY_HAVE_CHANGED:
                 pass  # what has, is seen below
         return self._dispatch(self._split(args, kwargs))
@@ -126,10 +136,18 @@ class Parallelized:
         pieces = self._shape.split(args, kwargs)
         return pieces if self._loss_scale is None else pieces.with_named(NAME, self._loss_scale)
 
-    def _scaled(self, result: Any) -> Any:  # noqa: ANN401 - the function's own
-        """Returns the results of a step without its next loss scale, which is kept."""
-        own, self._loss_scale = result
-        return own
+    def _own(self, result: Any) -> Any:  # noqa: ANN401 - the function's own
+        """Returns the results of a step without its next loss scale, which is kept, and looks at earlier losses."""
+        if self._loss_scale is not None:
+            result, self._loss_scale = result
+        if self._finite is not None:
+            self._finite.take(result)
+        return result
+
+    def check_finite(self) -> None:
+        """Waits for all calls, and raises RHI-RUN-011 where a loss is not finite and `on_nonfinite` is "raise"."""
+        if self._finite is not None:
+            self._finite.read()
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:  # noqa: ANN401 - the function's own
         """Returns the plan for arguments of these shapes (arrays or `jax.ShapeDtypeStruct`s). Needs no devices."""
@@ -199,7 +217,7 @@ class Parallelized:
             self._verified.add(program.key)
         self._run = None if self._shape.static or set(pieces.names) - {NAME} else run
         self._watched = program.watched
-        return result if self._loss_scale is None else self._scaled(result)
+        return self._own(result)
 
     def _runner(self, entry: Entry) -> Callable[..., Any]:
         """Returns what runs the program of an entry, and logs its steps where somebody listens."""
@@ -319,6 +337,7 @@ def parallelize(
     level: int = LEVEL,
     devices: Sequence[jax.Device] | None = None,
     on_new_shapes: OnNewShapes = "plan",
+    on_nonfinite: OnNonfinite = IGNORE,
     stages: SupportsIndex | str | None = None,
     replicas: SupportsIndex | str | None = None,
     micro_batches: SupportsIndex | None = None,
@@ -358,6 +377,9 @@ def parallelize(
         level: 2 stops the search early, 3 goes on.
         devices: what to run on; left out, those of a JAX mesh, or JAX's first ones.
         on_new_shapes: what to do when arguments of other shapes are passed: "plan" for them too, or "error".
+        on_nonfinite: what to do when a loss, a result that is a number beside the state, is NaN or infinite: "raise"
+            RHI-RUN-011, up to two calls later; "skip" the update, so that the state, which is what is donated, stays
+            as it was; or "ignore" it. All devices and processes decide alike.
         stages: into how many stages of a pipeline the function is cut, each on devices of its own; `mesh` is then that
             of one stage, or that of each, as "2x2;2;2". As "4+2+2", the devices of each stage. With "scopes" each
             outermost `rhino.replicate` and `rhino.split` is a stage, on as many devices as it says. Left out, one, or
@@ -410,6 +432,8 @@ def parallelize(
         raise RhinoError("RHI-JAX-002", f"plan is {kind_name(plan)}", fix="give rhino.Plan.load(path)")
     if on_new_shapes not in ("plan", "error"):
         raise RhinoError("RHI-JAX-002", f"on_new_shapes is {on_new_shapes!r}", fix="say 'plan' or 'error'")
+    if on_nonfinite not in POLICIES:
+        raise RhinoError("RHI-JAX-002", f"on_nonfinite is {on_nonfinite!r}", fix=f"say one of {', '.join(POLICIES)}")
     if recompute is not None:
         raise RhinoError(
             "RHI-JAX-002",
@@ -522,6 +546,7 @@ def parallelize(
         shape,
         CallOptions(plan_options, plan, _abstract_mesh(mesh), devices_of(devices), bool(verify)),
         on_new_shapes,
+        on_nonfinite,
     )
 
 

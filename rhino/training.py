@@ -1,0 +1,174 @@
+"""A training loop that goes on where it stopped: `train`, and batches by number of which a process reads its part.
+
+The position in the data is the number of the step, so a checkpoint serves any number of processes and devices. Orbax
+keeps the checkpoints (`pip install 'rhino-parallel[checkpoint]'`); data sets are those of grain, or any sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from rhino.ir.diagnostics import RhinoError
+from rhino.loss_scale import LossScale
+from rhino.parallelized import Parallelized
+from rhino.plan import Plan
+
+_STATE, _LOOP = "state", "loop"
+"""What a checkpoint holds: the state as its own tree, and where the loop is."""
+
+
+class Dataset(Protocol):
+    """Examples by number, as `grain.MapDataset` and lists have them."""
+
+    def __len__(self) -> int:
+        """Returns how many there are."""
+
+    def __getitem__(self, number: int, /) -> Any:  # noqa: ANN401 - a pytree of arrays
+        """Returns an example."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """Batches of `size` examples each, one behind the other, and from the start again behind the last.
+
+    A data set that is shuffled anew each time says so itself, as `grain.MapDataset.shuffle(seed).repeat()`.
+    """
+
+    dataset: Dataset
+    size: int
+
+    def read(self, number: int, rows: range) -> Any:  # noqa: ANN401 - a pytree of arrays
+        """Returns some rows of a batch, each leaf stacked."""
+        first = number * self.size
+        examples = [self.dataset[(first + row) % len(self.dataset)] for row in rows]
+        return jax.tree.map(lambda *each: np.stack(each), *examples)
+
+    def __call__(self, number: int) -> Any:  # noqa: ANN401 - a pytree of arrays
+        """Returns a whole batch."""
+        return self.read(number, range(self.size))
+
+    def placed(self, number: int, shardings: Any) -> Any:  # noqa: ANN401 - a pytree of shardings, and of arrays
+        """Returns a batch with these shardings, of which this process reads the rows that lie on its devices."""
+        leaves = jax.tree.leaves(shardings)
+        rows = [_rows(one, self.size) for one in leaves]
+        here = range(min(one.start for one in rows), max(one.stop for one in rows))
+        read = self.read(number, here)
+
+        def place(part: Any, sharding: jax.sharding.Sharding) -> jax.Array:  # noqa: ANN401 - an array
+            def at(index: tuple[slice, ...] | None) -> Any:  # noqa: ANN401 - an array
+                assert index is not None, "it is of this process"
+                start, stop, _ = index[0].indices(self.size)
+                return part[(slice(start - here.start, stop - here.start), *index[1:])]
+
+            return jax.make_array_from_callback((self.size, *part.shape[1:]), sharding, at, dtype=part.dtype)
+
+        return jax.tree.map(place, read, shardings)
+
+
+def train(
+    step: Parallelized,
+    init: Callable[[], Any],
+    batches: Callable[[int], Any],
+    *,
+    num_steps: int,
+    checkpoints: str | PathLike[str] | None = None,
+    every: int = 100,
+    keep: int = 2,
+    on_step: Callable[[int, Any], object] | None = None,
+) -> Any:  # noqa: ANN401 - a state
+    """Runs `state, out = step(state, batch)` to `num_steps`, and returns the state.
+
+    It goes on from the last checkpoint, which a job of any plan, devices and processes has left. Every process calls
+    this.
+
+    Args:
+        step: a step that `rhino.parallelize` has made.
+        init: makes the first state.
+        batches: gives the batch of a step by its number: `Batches`, or a function of one's own.
+        num_steps: how many steps are trained in all, those of before among them.
+        checkpoints: a folder for them; left out, there are none.
+        every: after so many steps there is a checkpoint, and after the last.
+        keep: how many of them are kept.
+        on_step: called with each step's number and what the step has returned beside the state, which may not be
+            computed yet.
+
+    Raises:
+        RhinoError: those of the step.
+    """
+    plan = step.plan(jax.eval_shape(init), jax.eval_shape(lambda: jax.tree.map(np.asarray, batches(0))))
+    kept = _Kept(Path(fspath(checkpoints)).absolute(), every, keep) if checkpoints is not None else None
+    try:
+        state, first = (step.init(init), 0) if kept is None or kept.last is None else kept.restore(step, plan)
+        for number in range(first, num_steps):
+            state, out = step(state, _batch(batches, number, plan))
+            if on_step is not None:
+                on_step(number, out)
+            if kept is not None and ((number + 1) % every == 0 or number + 1 == num_steps):
+                step.check_finite()
+                kept.save(number + 1, step, state)
+        step.check_finite()
+    finally:
+        if kept is not None:
+            kept.close()
+    return state
+
+
+class _Kept:
+    """The checkpoints of a folder."""
+
+    def __init__(self, folder: Path, every: int, keep: int) -> None:
+        try:
+            import orbax.checkpoint as ocp  # noqa: PLC0415 - an extra
+
+            from rhino import checkpoint  # noqa: PLC0415 - which needs it
+        except ImportError:
+            fix = "pip install 'rhino-parallel[checkpoint]'"
+            raise RhinoError("RHI-JAX-002", "checkpoints are given, and orbax is not there", fix=fix) from None
+        self._ocp, self._checkpoint = ocp, checkpoint
+        handlers = {_STATE: checkpoint.handler(), _LOOP: ocp.JsonCheckpointHandler()}
+        options = ocp.CheckpointManagerOptions(max_to_keep=keep)
+        self._manager = ocp.CheckpointManager(folder, options=options, item_handlers=handlers)
+        self.last: int | None = self._manager.latest_step()
+
+    def restore(self, step: Parallelized, plan: Plan) -> tuple[Any, int]:
+        """Returns the state of the last checkpoint as the plan wants it, and the number of the next step."""
+        state = self._checkpoint.restore_args(plan.in_shardings[0])
+        args = self._ocp.args.Composite(**{_STATE: state, _LOOP: self._ocp.args.JsonRestore()})
+        found = self._manager.restore(self.last, args=args)
+        loop = found[_LOOP]
+        if loop["loss_scale"] is not None:
+            step.loss_scale = LossScale(*loop["loss_scale"])
+        return found[_STATE], int(loop["step"])
+
+    def save(self, number: int, step: Parallelized, state: Any) -> None:  # noqa: ANN401
+        """Keeps a state after `number` steps; writing goes on beside the next ones."""
+        scale = step.loss_scale
+        numbers = None if scale is None else [np.asarray(one).item() for one in scale]
+        loop = {"step": number, "loss_scale": numbers}
+        args = {_STATE: self._checkpoint.save_args(state), _LOOP: self._ocp.args.JsonSave(loop)}
+        self._manager.save(number, args=self._ocp.args.Composite(**args))
+
+    def close(self) -> None:
+        """Waits until what was saved is written."""
+        self._manager.close()
+
+
+def _batch(batches: Callable[[int], Any], number: int, plan: Plan) -> Any:  # noqa: ANN401 - a pytree of arrays
+    """Returns the batch of a step: of one program each process reads its part, of stages the whole."""
+    if isinstance(batches, Batches) and plan.facts.execution is None:
+        return batches.placed(number, plan.in_shardings[1])
+    return batches(number)
+
+
+def _rows(sharding: jax.sharding.Sharding, size: int) -> range:
+    """Returns the rows between the first and the last that lie on devices of this process."""
+    indices = sharding.addressable_devices_indices_map((size,)).values()
+    spans = [one[0].indices(size) for one in indices if one is not None]
+    return range(min(start for start, _, _ in spans), max(stop for _, stop, _ in spans))
