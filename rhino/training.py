@@ -162,7 +162,7 @@ class _Kept:
 
 def _batch(batches: Callable[[int], Any], number: int, plan: Plan) -> Any:  # noqa: ANN401 - a pytree of arrays
     """Returns the batch of a step: of one program each process reads its part, of stages the whole."""
-    if isinstance(batches, Batches) and plan.facts.execution is None:
+    if isinstance(batches, Batches) and not plan.facts.is_staged:
         return batches.placed(number, plan.in_shardings[1])
     return batches(number)
 

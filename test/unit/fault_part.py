@@ -1,4 +1,4 @@
-"""One of several processes that train until something happens: `fault_part.py ADDRESS PROCESS FOLDER KIND FAULT VICTIM`.
+"""One of several processes that train until a fault: `fault_part.py ADDRESS PROCESS FOLDER KIND FAULT VICTIM`.
 
 KIND is one of `KINDS`. FAULT happens in process VICTIM after step `AT`, or at the start. A job of FAULT "none" goes on
 from the last checkpoint in the folder, to `NUM_STEPS`. Losses go to `losses-PROCESS`, a line for each step.
