@@ -41,11 +41,11 @@ from drawn_plans import MOODS, NotDrawnError, drawable, ways_to_run
 from models import step_text
 from pipelines import Setting, plan
 from pipelines import run as run_pipeline
-from planning import Reference, reference, run_on, sharded
+from planning import Reference, auto_shard, reference, run_on, sharded
 from stranger_models import SMALL, STRANGERS
 
 from rhino.ir.cluster.mesh import parse_mesh
-from rhino.ir.diagnostics import RhinoError
+from rhino.ir.diagnostics import ExitCode, RhinoError
 from rhino.ir.mlir.bindings import ir, make_context
 from rhino.ir.mlir.manual import wrap_manual
 from rhino.ir.mlir.reader import read_module
@@ -53,12 +53,14 @@ from rhino.ir.plan.instructions import Layout
 from rhino.ir.plan.instructions import Step as Instructions
 from rhino.ir.program.collectives import module_stats
 from rhino.ir.request.patterns import dotted
-from rhino.passes.sharding.choose_shardings import predicted_stats
+from rhino.passes.planner.choose_layouts import StashShare
+from rhino.passes.sharding.choose_shardings import ShardingChoice, predicted_stats
 from rhino.passes.sharding.localize import localized_copy
 from rhino.runtime.executor.compare import TOLERANCES, Difference, coarsest_tolerance, differences, worst
 from rhino.runtime.executor.executable import Host, compile_module
 from rhino.runtime.executor.inputs import nonnegative_arguments
 from rhino.runtime.executor.signature import Signature, read_signature
+from rhino.strategies.choice.sharding_plan import ShardingPlan
 from rhino.strategies.pipeline.schedules import SCHEDULES
 from rhino.tools.first_difference import first_difference
 from rhino.tools.run_plan import signature_of
@@ -78,7 +80,9 @@ _BLOCKS: Final = "blockwise:4"
 _ATTENTION: Final = f"rhino-attention{{attention={_BLOCKS}}}"
 _PARTS: Final = "micro-batch{num=2}"
 _STATISTICS: Final = "micro-batch{num=2 batch-statistics=per-part}"
-_REMAT: Final = "rhino-remat{remat=0.5}"
+_REMAT: Final = "rhino-remat{{remat={remat}}}"
+_SHARES: Final = (0.25, 0.5, 1.0)
+"""Of the stash, as a step that does not fit takes them too (passes/planner/choose_layouts.py)."""
 _VIEWS: Final = "rhino-materialize-strides{{parts={parts}}}"
 
 _REWRITES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -101,10 +105,16 @@ _STAGED: Final[Mapping[str, dict[str, str]]] = {
     "replicas": {"replicas": "2"},
 }
 """The options of each way on several ranks: in stages, or as replicas that take one micro-batch, and the others."""
+_RECOMPUTED: Final = "recomputed"
+"""The way of a step that the search recomputes some of unasked: within a share of the memory that it would take."""
+_BUDGETS: Final = (0.5, 0.9)
 _OTHER_STEP: Final = (_AMP, _STATISTICS)
 """Passes that make another step: mixed precision rounds constants, and statistics of a part are not those of all."""
 
-WAYS: Final = (*_REWRITES, *_STAGED)
+_NOT_COMPILED: Final = "RHI-RUN-001"
+"""What is no refusal of a step but a fault of the program that was made of it."""
+
+WAYS: Final = (*_REWRITES, _RECOMPUTED, *_STAGED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,10 +169,12 @@ def try_way(step: Step, way: str, seed: int) -> tuple[bool, str]:
     step has draws of its own.
     """
     drawn = np.random.default_rng([seed, crc32(f"{step.name} {way}".encode())])
+    attempt = _try_recomputed if way == _RECOMPUTED else _try_staged if way in _STAGED else _try_one_program
     try:
-        return (_try_staged if way in _STAGED else _try_one_program)(step, way, drawn)
+        return attempt(step, way, drawn)
     except RhinoError as error:
-        return error.exit_code == 1, f"refused: {error.id} {error.what}"
+        is_refusal = error.exit_code == ExitCode.BAD_INPUT and error.id != _NOT_COMPILED
+        return is_refusal, f"refused: {error.id} {error.what}"
     except NotDrawnError as error:
         return True, str(error)
 
@@ -173,23 +185,48 @@ def _try_one_program(step: Step, way: str, random: np.random.Generator) -> tuple
     passes = _REWRITES[way]
     if way == "all":
         passes = tuple(one for one in passes if random.integers(3))
-    rewritten = _behind(step, passes, parts)
+    passes = _filled(passes, parts, float(random.choice(_SHARES)))
+    rewritten = _behind(step, passes)
     expected = _expected(step, [one for one in passes if one in _OTHER_STEP])
     is_joined = way == "joined" or (way != "plain" and bool(random.integers(2)))
     drawn = drawable(rewritten.decode(), mesh, is_joined=is_joined)
     chosen = drawn.plan(int(random.integers(1 << 31)), mood)
-    local = localized_copy(drawn.module, step.name)
+    told = f"{mood} on {mesh}; {', '.join(one for one in passes if 'remat=' in one) or 'all is stored'}"
+    return _run_plan(step, drawn.module, chosen, expected, told)
+
+
+def _try_recomputed(step: Step, _way: str, random: np.random.Generator) -> tuple[bool, str]:
+    """Returns whether a plan of the search is right in less memory than it would take, recomputing what it has to."""
+    mesh = str(random.choice(_MESHES))
+    _, remarks = sharded(step.text, step.name, auto_shard("cpu8", mesh, level=2))
+    peak_bytes = remarks.result(ShardingChoice).answer.peak_bytes
+    budget = f"{int(peak_bytes * random.uniform(*_BUDGETS))}B"
+    try:
+        module, remarks = sharded(step.text, step.name, auto_shard("cpu8", mesh, budget, level=2))
+    except RhinoError as error:
+        if error.exit_code != ExitCode.DOES_NOT_FIT:
+            raise
+        return True, f"{budget} of {peak_bytes:.0f} on {mesh}: no plan fits"
+    found = remarks.find(StashShare)
+    share = found.share if found else 0.0
+    told = f"{budget} of {peak_bytes:.0f} on {mesh}: {share:g} of the stash is recomputed"
+    return _run_plan(step, module, remarks.result(ShardingChoice).plan, _expected(step, []), told)
+
+
+def _run_plan(step: Step, module: ir.Module, chosen: ShardingPlan, expected: Expected, told: str) -> tuple[bool, str]:
+    """Returns whether a plan gives what is expected, and a line about it."""
+    local = localized_copy(module, step.name)
     predicted, sent = predicted_stats(chosen), module_stats(local)
-    executable = compile_module(_widened(wrap_manual(local)), jax.devices()[:parts])
+    executable = compile_module(_widened(wrap_manual(local)), jax.devices()[: prod(chosen.sizes)])
     steps = run_on(executable, expected.inputs, NUM_STEPS)
     found, is_equal = compared(executable.signature, steps, expected, _tolerance(step))
-    line = f"{mood} on {mesh}; {ways_to_run(chosen)}; {sent.total.num} collectives"
+    line = f"{told}; {ways_to_run(chosen)}; {sent.total.num} collectives"
     line += "" if predicted == sent else f", {predicted.total.num} predicted"
     line += f"; worst result {found.value.label}, relative error {found.max_rel:.2g}"
     line += ", NaN" if found.has_nan else ""
     if is_equal:
         return True, line
-    verdict = first_difference(_widened(drawn.module), expected.inputs, jax.devices()[:parts], _tolerance(step))
+    verdict = first_difference(_widened(module), expected.inputs, jax.devices()[: prod(chosen.sizes)], _tolerance(step))
     return verdict.is_rounding, f"{line}: {verdict.note}"
 
 
@@ -280,11 +317,16 @@ def _long_bits(found: re.Match[str]) -> str:
     return f'dense<"0x{"".join(words)}">{found[2]}'
 
 
-def _behind(step: Step, passes: Sequence[str], parts: int = 1) -> bytes:
+def _filled(passes: Sequence[str], parts: int, remat: float) -> tuple[str, ...]:
+    """Returns passes with what their options depend on: how many parts a dim is cut in, and what is recomputed."""
+    return tuple(one.format(parts=parts, remat=remat) if one in (_VIEWS, _REMAT) else one for one in passes)
+
+
+def _behind(step: Step, passes: Sequence[str]) -> bytes:
     """Returns the text of a step behind passes."""
     if not passes:
         return step.text
-    pipeline = ",".join(["rhino-normalize", *(one.format(parts=parts) if one == _VIEWS else one for one in passes)])
+    pipeline = ",".join(["rhino-normalize", *passes])
     module, _ = sharded(step.text, step.name, pipeline)
     return str(module.operation.get_asm(enable_debug_info=True)).encode()
 

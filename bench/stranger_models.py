@@ -252,8 +252,11 @@ def _nnx_mixer(sizes: Sizes) -> Stranger:
     return _trained(loss, parameters, _images(2 * sizes.batch, sizes.image))
 
 
-def _decoder(sizes: Sizes) -> Stranger:
-    """Returns a decoder as MaxText has it: scanned layers that are rematerialized, rotary positions, gated units."""
+def _decoder(sizes: Sizes, *, is_checkpointed: bool = True) -> Stranger:
+    """Returns a decoder as MaxText has it: scanned layers that are rematerialized, rotary positions, gated units.
+
+    Without checkpoints it has dropout, whose masks the loop stacks.
+    """
     nn = import_module("flax.linen")
     width, heads = sizes.width, _HEADS
 
@@ -275,16 +278,17 @@ def _decoder(sizes: Sizes) -> Stranger:
             x = x + nn.DenseGeneral(width, axis=(-2, -1), use_bias=False)(read)
             normed = nn.RMSNorm()(x)
             gate, up = (nn.Dense(3 * width, use_bias=False)(normed) for _ in range(2))
-            return x + nn.Dense(width, use_bias=False)(nn.silu(gate) * up), None
+            up = nn.Dropout(0.0 if is_checkpointed else 0.1, deterministic=is_checkpointed)(nn.silu(gate) * up)
+            return x + nn.Dense(width, use_bias=False)(up), None
 
     class Decoder(nn.Module):  # type: ignore[misc, name-defined]
         @nn.compact  # type: ignore[untyped-decorator]
         def __call__(self, tokens: jax.Array) -> jax.Array:
             embed = nn.Embed(sizes.vocabulary, width)
             layers = nn.scan(
-                nn.remat(Layer, prevent_cse=False),
+                nn.remat(Layer, prevent_cse=False) if is_checkpointed else Layer,
                 variable_axes={"params": 0},
-                split_rngs={"params": True},
+                split_rngs={"params": True, "dropout": True},
                 length=max(4, sizes.layers),  # a loop costs no time to compile, and is cut in stages between iterations
             )
             x, _ = layers()(embed(tokens), None)
@@ -294,9 +298,11 @@ def _decoder(sizes: Sizes) -> Stranger:
     net, batch = Decoder(), _tokens(sizes)
 
     def loss(parameters: Tree, batch: Tree) -> jax.Array:
-        return _cross_entropy(net.apply(parameters, batch["tokens"]), batch["labels"])
+        rngs = {"dropout": jax.random.key(batch["labels"][0, 0])}
+        return _cross_entropy(net.apply(parameters, batch["tokens"], rngs=rngs), batch["labels"])
 
-    return _trained(loss, net.init(jax.random.key(0), batch["tokens"]), batch)
+    rngs = {name: jax.random.key(number) for number, name in enumerate(("params", "dropout"))}
+    return _trained(loss, net.init(rngs, batch["tokens"]), batch)
 
 
 # Equinox
@@ -490,6 +496,7 @@ STRANGERS: Final[Mapping[str, Callable[[Sizes], Stranger]]] = {
     "linen-cnn": _linen_cnn,
     "nnx-mixer": _nnx_mixer,
     "linen-decoder": _decoder,
+    "linen-scanned": lambda sizes: _decoder(sizes, is_checkpointed=False),
     "equinox-mamba": _mamba,
     "equinox-mlp": _eqx_mlp,
     "haiku-graphs": _haiku_graphs,
