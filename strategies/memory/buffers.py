@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+from itertools import groupby, pairwise
 from math import prod
 from typing import Final, Literal, NamedTuple, TypeVar
 
@@ -264,7 +264,14 @@ That is a copy with its dims in an order, a view with dims joined or dropped, or
 """
 
 
-def arranged(cls: OpClass, position: int, shape: tuple[int, ...], dims: Sequence[int] | None = None) -> Arranged:
+def arranged(
+    cls: OpClass,
+    position: int,
+    shape: tuple[int, ...],
+    dims: Sequence[int] | None = None,
+    *,
+    in_any_order: bool = False,
+) -> Arranged:
     """Returns what XLA does to an operand of a product.
 
     `shape` is its shape on a device. Where the operand is a transpose of what has that shape, `dims` says which dim of
@@ -272,7 +279,8 @@ def arranged(cls: OpClass, position: int, shape: tuple[int, ...], dims: Sequence
 
     A product of matrices, or batches of these, reads them in either order (`TransposeFolding`). Others are made
     matrices first: dims of one element are dropped, those of a batch are put first, and then a left operand's summed
-    dims last, a right one's first (`DotDecomposer`).
+    dims last, a right one's first (`DotDecomposer`). Some libraries read rows, columns and batch `in_any_order` but
+    with the batch innermost, if the dims of each lie side by side (`MatrixLayout::For`).
     """
     if cls.rule is None:
         return None
@@ -282,9 +290,19 @@ def arranged(cls: OpClass, position: int, shape: tuple[int, ...], dims: Sequence
     roles = roles if dims is None else [roles[dim] for dim in dims]
     long = [dim for dim, extent in enumerate(shape) if extent > 1]
     is_plain = len(long) == len(shape) and _is_matrix(roles)
+    if in_any_order and _is_strided([roles[dim] for dim in long], [dims[dim] if dims else dim for dim in long]):
+        return None if is_plain else "view"
     first = (_BATCH, _FREE, _FREE) if is_plain else (_BATCH, _SUMMED, _FREE) if position else (_BATCH, _FREE, _SUMMED)
     order = tuple(sorted(long, key=lambda dim: first[roles[dim]]))
     return order if order != tuple(long) else None if is_plain else "view"
+
+
+def _is_strided(roles: Sequence[int], dims: Sequence[int]) -> bool:
+    """Says whether dims with `roles`, as they lie in memory, are rows, columns and batch; `dims` are the operand's."""
+    alike = list(pairwise(zip(roles, dims, strict=True)))
+    runs = [role for role, _ in groupby(roles)]
+    in_order = all(before < after for (role, before), (next_role, after) in alike if role == next_role)
+    return in_order and len(runs) == len(set(runs)) and (runs[-1:] != [_BATCH] or len(runs) == 1)
 
 
 _BATCH, _FREE, _SUMMED = range(3)

@@ -226,7 +226,8 @@ class _Writer:
         """Returns what is done to an operand before a product reads it, or to what is transposed to be that."""
         key = (id(cls), position, self.value_type[value], dims)
         if key not in self.orders:
-            self.orders[key] = arranged(cls, position, self.types[self.value_type[value]].shape, dims)
+            shape, in_any_order = self.types[self.value_type[value]].shape, self.plan.target.reads_in_any_order
+            self.orders[key] = arranged(cls, position, shape, dims, in_any_order=in_any_order)
         return self.orders[key]
 
     def once(self, form: _Form, value: int) -> int:

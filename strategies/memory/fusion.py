@@ -26,6 +26,9 @@ _MOST_KERNELS: Final = 64
 
 _PAD: Final = "stablehlo.pad"
 _ONCE: Final[Mapping[Fusion, Set[str]]] = {"cheap": COSTLY | {_PAD}, "products": {_PAD}, "all": set()}
+_ALSO: Final[Mapping[Fusion, Set[str]]] = {"cheap": set(), "products": set(), "all": {"stablehlo.gather"}}
+"""What is computed element by element beside ops that are so everywhere: of a gather, an element is looked up."""
+
 _DIVIDE: Final = "stablehlo.divide"
 
 
@@ -40,11 +43,14 @@ def in_memory(graph: Graph, stored: Collection[int], fusion: Fusion) -> list[boo
     """By value, the kernels that compute what reads it."""
     products = set[int]()
     """Kernels with a product in them."""
+    multiplied = set[int]()
+    """What products read in memory, and what that is a view of: for products there is one layout."""
     for op in range(graph.num_ops - 1, -1, -1):
         cls, results = graph.cls(op), graph.results(op)
         inside = {op}
         is_product = fusion == "products" and cls.name in PRODUCTS
-        if len(results) == 1 and (cls.fusible or cls.is_view or is_product) and results.start not in from_memory:
+        is_kernel = cls.fusible or cls.is_view or is_product or cls.name in _ALSO[fusion]
+        if len(results) == 1 and is_kernel and results.start not in from_memory:
             read_by = kernels[results.start]
             if is_product:
                 is_inside = len(read_by) == 1 and not read_by & products
@@ -56,16 +62,13 @@ def in_memory(graph: Graph, stored: Collection[int], fusion: Fusion) -> list[boo
         if is_product:
             products |= inside
         for position, value in enumerate(graph.operands(op).tolist()):
-            if cls.name != BARRIER and (
-                cls.fusible
-                or cls.is_view
-                or is_product
-                or cls.name == REDUCE
-                or (cls.name == PART_UPDATE and position == 1)
-            ):
+            if cls.name != BARRIER and (is_kernel or cls.name == REDUCE or (cls.name == PART_UPDATE and position == 1)):
                 kernels[value] |= inside
             else:
                 from_memory.add(value)
+        if fusion == "all" and (cls.name in PRODUCTS or (cls.is_view and multiplied.intersection(results))):
+            multiplied.update(graph.operands(op).tolist())
+            from_memory.update(graph.operands(op).tolist())
     views, returned = set[int](), set(graph.returns)
     for op in range(graph.num_ops):
         if graph.cls(op).is_view:

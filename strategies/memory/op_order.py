@@ -18,7 +18,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Final
 
-from rhino.ir.graph.graph import BARRIER, HOST, MOVES, WHILE, YIELD, Graph, materialized
+from rhino.ir.graph.graph import BARRIER, COPIED_UPDATE, HOST, MOVES, WHILE, YIELD, Graph, materialized
 from rhino.ir.graph.host_values import values_on_host
 from rhino.strategies.memory.host_memory import on_host
 from rhino.strategies.structure.loop_nesting import level_reader, post_order, regions
@@ -55,17 +55,22 @@ def schedule_of(graph: Graph) -> OpOrder:
     return schedule(graph, materialized(graph).tolist())
 
 
-def schedule(graph: Graph, in_memory: Sequence[bool], *, is_depth_first: bool = True) -> OpOrder:
+def schedule(
+    graph: Graph, in_memory: Sequence[bool], *, is_depth_first: bool = True, scatters_in_place: bool = False
+) -> OpOrder:
     """Returns the schedule of `graph`, whose values in memory are as given: depth first, or as it is written.
 
-    All others are computed inside their readers.
+    All others are computed inside their readers. `scatters_in_place` says whether a scatter writes into what it reads.
     """
-    return _Scheduler(graph, in_memory, is_depth_first=is_depth_first).run()
+    return _Scheduler(graph, in_memory, is_depth_first=is_depth_first, scatters_in_place=scatters_in_place).run()
 
 
 class _Scheduler:
-    def __init__(self, graph: Graph, in_memory: Sequence[bool], *, is_depth_first: bool) -> None:
+    def __init__(
+        self, graph: Graph, in_memory: Sequence[bool], *, is_depth_first: bool, scatters_in_place: bool
+    ) -> None:
         self.graph = graph
+        self.scatters_in_place = scatters_in_place
         self.is_depth_first = is_depth_first
         self.in_memory = in_memory
         self.on_host = sorted(set(on_host(graph)) - values_on_host(graph))
@@ -270,16 +275,22 @@ class _Scheduler:
         for number, value in enumerate(self.graph.returns):
             if number not in gone:
                 end[value] = num_times - 1
-        for op, cls in enumerate(
-            self.classes
-        ):  # which may write over one value of its size that it is the last to read
-            if self.runs[op] and cls.fusible:
-                over = [v for v, by_element in self.reads[op].items() if by_element and self.value_op[v] >= 0]
-                for value in [v for v in over if end[v] == stop[op] and self.num_bytes[v] == cls.results[0].num_bytes][
-                    :1
-                ]:
-                    end[value] = start[op]
+        for op in range(self.graph.num_ops):
+            for value in self.written_over(op, end, stop)[:1]:
+                end[value] = start[op]
         return end
+
+    def written_over(self, op: int, end: list[int], stop: list[int]) -> list[int]:
+        """Returns the values of an op's size that it reads last, and that it may write over."""
+        cls = self.classes[op]
+        if not self.runs[op]:
+            return []
+        if self.scatters_in_place:
+            read = self.operands[op][:1] if cls.name == COPIED_UPDATE else []
+        else:
+            read = [value for value, alike in self.reads[op].items() if alike] if cls.fusible else []
+        size = cls.results[0].num_bytes if read else 0
+        return [v for v in read if self.value_op[v] >= 0 and end[v] == stop[op] and self.num_bytes[v] == size]
 
     def seen_from(self, value: int, op: int, stop: list[int]) -> int:
         """Returns when a value is read last by `op`: what comes into loops from outside is there until they end."""

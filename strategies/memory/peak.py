@@ -77,7 +77,12 @@ class Lives:
         self.graph, self.target, self.workspace_bytes = graph, target, workspace_bytes
         self.hoisted = loop_invariants(graph) if target.hoists else {}
         self.in_memory = in_memory(graph, self.hoisted, target.fusion)
-        self.order = schedule(graph, self.in_memory, is_depth_first=target.is_depth_first)
+        self.order = schedule(
+            graph,
+            self.in_memory,
+            is_depth_first=target.is_depth_first,
+            scatters_in_place=target.scatters_in_place,
+        )
         self.num_times = self.order.num_times
         self.classes = [graph.cls(op) for op in range(graph.num_ops)]
         self.maker: list[int] = graph.value_op.tolist()

@@ -177,6 +177,24 @@ def test_how_operands_of_products_are_arranged(left, right, dims, result, orders
     assert (arranged(cls, 0, left), arranged(cls, 1, right)) == orders
 
 
+@pytest.mark.parametrize(
+    ("left", "right", "dims", "result", "orders"),
+    [
+        ((2, 4, 6), (2, 4, 8), "contracting_dims = [0, 1] x [0, 1]", (6, 8), ("view", "view")),
+        ((2, 4, 6), (4, 2, 6), "batching_dims = [0] x [1], contracting_dims = [2] x [2]", (2, 4, 4), (None, None)),
+        ((4, 6, 2), (2, 4, 6), "batching_dims = [2] x [0], contracting_dims = [1] x [2]", (2, 4, 4), ((2, 0, 1), None)),
+        ((1, 4, 6), (1, 8, 6), "batching_dims = [0] x [0], contracting_dims = [2] x [2]", (1, 4, 8), ("view", "view")),
+        ((2, 4, 6), (2, 5, 6), "contracting_dims = [0, 2] x [0, 2]", (4, 5), ((1, 0, 2), (0, 2, 1))),
+    ],
+)
+def test_how_operands_are_arranged_that_libraries_read_in_any_order(left, right, dims, result, orders):
+    """The batch cannot be innermost, nor may dims of one kind lie apart."""
+    body = f"%z = stablehlo.dot_general %a, %b, {dims} : ({tensor(left)}, {tensor(right)}) -> {tensor(result)}"
+    text = function(body, {"a": tensor(left), "b": tensor(right)}, {"z": tensor(result)})
+    cls = class_of(text, "stablehlo.dot_general")
+    assert (arranged(cls, 0, left, in_any_order=True), arranged(cls, 1, right, in_any_order=True)) == orders
+
+
 @pytest.mark.parametrize(("again", "names"), [("", ["add", "scatter"]), ("stablehlo.negate %s", ["scatter", "add"])])
 def test_what_is_added_to_a_scatter_over_zeros_is_scattered_into(again, names):
     """Unless something else reads the scatter."""
@@ -391,7 +409,7 @@ def test_what_is_read_much_later_is_not_in_nearer_memory(away):
 
 
 def test_each_product_takes_the_workspace_of_its_library():
-    body = f"%p = {dot('%x', '%x')}\n%y = stablehlo.tanh %p : {KIND}"
+    body = f"%y = {dot('%x', '%x')}"
     arguments, results = {"x": KIND}, {"y": KIND}
     without, with_ = (peaks(body, arguments, results, near_memory_bytes=None, workspace_bytes=n) for n in (None, 4096))
     assert with_ == without + 4096
@@ -432,3 +450,47 @@ def test_a_scatter_of_one_element_a_row_is_a_selection(target, held):
         value for op, cls in enumerate(lives.classes) if cls.name in scattered for value in lives.graph.results(op)
     ]
     assert [sum(lives.in_memory[value] for value in found), len(found)] == [held, 1]
+
+
+@pytest.mark.parametrize(("target", "apart"), [("gpu", (False, True)), ("cpu", (True, False))])
+def test_what_an_op_writes_over(target, apart):
+    """XLA:GPU lets a scatter write over what it reads last, and no op element by element; XLA:CPU the other way."""
+    body = f"%p = {dot('%x', '%x')}\n%k = stablehlo.constant dense<1> : tensor<2x1xi32>\n%s = "
+    body += SCATTER.format(into="%p", at="%k", what="%u", kind=KIND, rows=tensor((2, 8))) + "\n"
+    body += f"%q = {dot('%s', '%s')}\n%t = stablehlo.tanh %q : {KIND}\n%y = {dot('%t', '%t')}"
+    graph = program_of(function(body, {"x": KIND, "u": tensor((2, 8))}, {"y": KIND})).graph
+    lives = Lives(graph, TARGETS[target])
+    made = {lives.classes[op].name: value for value, op in enumerate(lives.maker) if op >= 0}
+    before = {
+        name: graph.operands(lives.maker[made[name]]).tolist()[0] for name in ("stablehlo.scatter", "stablehlo.tanh")
+    }
+    found = tuple(lives.value(read)[2] >= lives.value(made[name])[1] for name, read in before.items())
+    assert found == apart
+
+
+@pytest.mark.parametrize(("target", "once"), [("gpu", True), ("cpu", False)])
+def test_what_products_read_through_unlike_views_lies_in_memory_once(target, once):
+    """For products XLA:GPU has one layout, and views of it are free."""
+    flat, deep = tensor((64,)), tensor((1, 8, 8))
+    kinds = f"({deep}, {deep}) -> {deep}"
+    body = f"""%p = stablehlo.negate %x : {flat}
+      %a = stablehlo.reshape %p : ({flat}) -> {KIND}
+      %b = stablehlo.reshape %p : ({flat}) -> {deep}
+      %y = {dot("%a", "%a")}
+      %z = stablehlo.dot_general %b, %b, batching_dims = [0] x [0], contracting_dims = [2] x [1] : {kinds}"""
+    graph = program_of(function(body, {"x": flat}, {"y": KIND, "z": deep})).graph
+    found = in_memory(graph, (), TARGETS[target].fusion)
+    assert found == [True, once, not once, not once, True, True]
+
+
+@pytest.mark.parametrize(("target", "inside"), [("gpu", True), ("cpu", False)])
+def test_a_gather_looks_up_what_it_computes(target, inside):
+    """XLA:GPU computes the elements that are looked up, and nothing else of what they are of."""
+    index, found = tensor((3, 1), "i32"), tensor((3, 8))
+    body = f"""%p = stablehlo.exponential %x : {KIND}
+      %g = "stablehlo.gather"(%p, %i) <{{dimension_numbers = #stablehlo.gather<offset_dims = [1],
+        collapsed_slice_dims = [0], start_index_map = [0], index_vector_dim = 1>, slice_sizes = array<i64: 1, 8>}}>
+        : ({KIND}, {index}) -> {found}
+      %y = stablehlo.tanh %g : {found}"""
+    graph = program_of(function(body, {"x": KIND, "i": index}, {"y": found})).graph
+    assert in_memory(graph, (), TARGETS[target].fusion) == [True, True, not inside, not inside, True]
