@@ -19,6 +19,7 @@ result that is gathered is written from there.
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
+from typing import Final
 
 from rhino.ir.cluster.hardware import Operator
 from rhino.ir.graph.graph import Graph, OpClass, TensorType
@@ -29,22 +30,32 @@ from rhino.strategies.cost.cost_model import PRODUCTS, CostModel, reshard_second
 from rhino.strategies.cost.halo_exchange import halo_moves, local_shape
 from rhino.strategies.cost.overlap import Windows
 
-_READS_PART = frozenset({"stablehlo.gather", "stablehlo.slice", "stablehlo.dynamic_slice"})
+READS_PART: Final = frozenset({"stablehlo.gather", "stablehlo.slice", "stablehlo.dynamic_slice"})
 """Ops that read as much of their first operand as they write."""
 
 
 class OpCosts:
     """What ops take in a program where some values are `in_memory` [values] and some are written `in_place`.
 
-    A value that is written in place goes into a larger one.
+    A value that is written in place goes into a larger one. `reads` [uses] says how often an op reads each operand from
+    memory: once what lies there, unless it is given.
     """
 
-    def __init__(self, graph: Graph, model: CostModel, in_memory: Sequence[bool], in_place: Set[int]) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        model: CostModel,
+        in_memory: Sequence[bool],
+        in_place: Set[int],
+        reads: Sequence[int] | None = None,
+    ) -> None:
         self.graph, self.model, self.sizes = graph, model, model.sizes
         self.in_memory, self.in_place = in_memory, in_place
         self.on_host = values_on_host(graph)
         self.transfers = transfers(graph, self.on_host)
-        self.from_memory = values_from_memory(graph, in_memory)
+        from_memory = values_from_memory(graph, in_memory)
+        self.reads = [int(from_memory[value]) for value in graph.uses.tolist()] if reads is None else list(reads)
+        self.use_start: list[int] = graph.use_start.tolist()
         self.near_bytes = model.device.near_bytes
         self.by_shape = {one.key: one for one in model.device.operators if one.operands}
         self.is_given, self.is_kept = _at_ends(graph) if self.near_bytes else ([False] * graph.num_values,) * 2
@@ -92,30 +103,28 @@ class OpCosts:
 
         Of a tensor that is updated in place, only the updated part is counted.
 
-        An operand that is computed inside the op is not read: what it is computed from was read by what computes it. A
+        An operand that is computed inside the op is not read: what it is computed from is read by what computes it. A
         part of a stack is computed inside loops, and copied for products (docs/search.md, Loops).
         """
         graph, cls = self.graph, self.graph.cls(op)
         if cls.moved_bytes is not None:
             return cls.moved_bytes // state.num_shares(self.sizes)
-        values = graph.results(op)
+        values, reads = graph.results(op), self.reads[self.use_start[op] : self.use_start[op + 1]]
+        operands = list(zip(graph.operands(op).tolist(), cls.operands, state.operand_specs, reads, strict=True))
         if values and values[0] in self.in_place:
-            written = list(zip(graph.operands(op).tolist(), cls.operands, state.operand_specs, strict=True))[1:]
-            sizes = [(value, self.local_bytes(kind, spec)) for value, kind, spec in written]
-            return sum(size + self.from_memory[value] * self.read_bytes(value, size) for value, size in sizes)
+            sizes = [(value, self.local_bytes(kind, spec), times) for value, kind, spec, times in operands[1:]]
+            return sum(size + times * self.read_bytes(value, size) for value, size, times in sizes)
         results = [self.local_bytes(kind, spec) for kind, spec in zip(cls.results, state.result_specs, strict=True)]
         moved = sum(
             size
             for value, size in zip(values, results, strict=True)
             if self.in_memory[value] and (self.is_kept[value] or size > self.near_bytes)
         )
-        for position, (value, kind, spec) in enumerate(
-            zip(graph.operands(op).tolist(), cls.operands, state.operand_specs, strict=True)
-        ):
-            if self.from_memory[value] and not self.is_fetched(value, op):
-                partly = position == 0 and cls.name in _READS_PART
+        for position, (value, kind, spec, times) in enumerate(operands):
+            if times and not self.is_fetched(value, op):
+                partly = position == 0 and cls.name in READS_PART
                 whole = self.read_bytes(value, self.local_bytes(kind, spec))
-                moved += min(*results, whole) if partly else whole
+                moved += times * (min(*results, whole) if partly else whole)
         return moved
 
     def read_bytes(self, value: int, size: int) -> int:

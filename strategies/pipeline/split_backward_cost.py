@@ -63,7 +63,7 @@ def split_backward_cost(plan: ShardingPlan, model: CostModel, handing: Handing) 
 
 def _changed(graph: Graph, one: OpCosts, other: OpCosts, ops: Bools) -> list[int]:
     """Returns those of `ops` that read or write other values of memory in two programs."""
-    read = (np.array(one.from_memory) != np.array(other.from_memory))[graph.uses]
+    read = np.array(one.reads) != np.array(other.reads)
     made = np.array(one.in_memory) != np.array(other.in_memory)
     changed = np.zeros(graph.num_ops, dtype=bool)
     changed[np.repeat(np.arange(graph.num_ops), np.diff(graph.use_start))[read]] = True

@@ -29,6 +29,8 @@ from rhino.strategies.cost.nodes import Node, Use, Way
 from rhino.strategies.cost.op_costs import OpCosts
 from rhino.strategies.cost.overlap import Order, Windows, windows
 from rhino.strategies.cost.wire import narrow
+from rhino.strategies.memory.fusion import in_memory
+from rhino.strategies.memory.kernel_reads import kernel_reads
 from rhino.strategies.memory.resident_rows import Memory, written_in_place
 from rhino.strategies.solver.problem import Problem
 from rhino.strategies.solver.tables import Tables
@@ -115,7 +117,7 @@ class Builder(Tables):
         self.in_memory: list[bool] = materialized(graph).tolist()
         self.times: list[int] = [*graph.times().tolist(), 1]
         self.in_place = written_in_place(graph)
-        self.op_costs = OpCosts(graph, self.model, self.in_memory, self.in_place)
+        self.op_costs = self.priced_by(self.model)
         self.narrow, self.order = narrow(graph, self.model.target), Order(graph)
         self.roles = Roles(graph) if any(graph.roles) else None
         self.has_shape = [bool(graph.types[number].shape) for number in self.value_type]
@@ -217,6 +219,14 @@ class Builder(Tables):
         narrow.nodes, narrow.tables, narrow.alike, narrow.own, narrow.memo = nodes, [], {}, {}, {}
         return narrow
 
+    def priced_by(self, model: CostModel) -> OpCosts:
+        """Returns what ops take by a model: each by itself, or where its target fuses what can be, by kernels."""
+        if model.target.fusion == "cheap":
+            return OpCosts(self.graph, model, self.in_memory, self.in_place)
+        stored = in_memory(self.graph, (), model.target.fusion)
+        reads = kernel_reads(self.graph, stored, self.in_place).tolist()
+        return OpCosts(self.graph, model, stored, self.in_place, reads)
+
     def on_devices(self, model: CostModel, states: Ints) -> Choice:
         """Returns the choice problem of the one choice `states` [nodes] on devices of another model.
 
@@ -224,7 +234,7 @@ class Builder(Tables):
         """
         one = self.narrowed(states)
         one.model, one.narrow = model, narrow(self.graph, model.target)
-        one.op_costs = OpCosts(self.graph, model, self.in_memory, self.in_place)
+        one.op_costs = self.priced_by(model)
         if bool(one.op_costs.near_bytes) != bool(self.op_costs.near_bytes):  # which ops are alike hangs on it
             one.kind_of = one.kinds()
         one.costs_of, one.longest = {}, {}
@@ -369,15 +379,15 @@ class Builder(Tables):
         maker = graph.value_op[made]
         known[made] = np.where(passes[maker], np.array(self.has_shape, dtype=bool)[made], ~free[maker])
         costs = self.op_costs
-        places = [np.array(one, dtype=bool) for one in (costs.from_memory, costs.is_given, costs.is_kept)]
-        reads = (known + 2 * places[0] + 4 * places[1])[graph.uses].astype(np.uint8).tobytes()
-        gives = (np.array(self.in_memory, dtype=bool) + 2 * places[2]).astype(np.uint8).tobytes()
+        given, kept, stored = (np.array(one, dtype=bool) for one in (costs.is_given, costs.is_kept, costs.in_memory))
+        reads = [*zip((known + 2 * given)[graph.uses].tolist(), costs.reads, strict=True)]
+        gives = (stored + 2 * kept).astype(np.uint8).tobytes()
         found = []
         for op, number in enumerate(self.op_class):
             first, end = self.result_start[op], self.result_start[op + 1]
             key: tuple[object, ...] = (
                 number,
-                reads[self.use_start[op] : self.use_start[op + 1]],
+                tuple(reads[self.use_start[op] : self.use_start[op + 1]]),
                 gives[first:end],
                 self.times[op],
                 first < end and first in self.in_place,

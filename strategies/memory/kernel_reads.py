@@ -1,0 +1,62 @@
+"""How often kernels read what lies in memory, by the ops in them.
+
+A kernel is an op whose result lies in memory, with all that is computed inside it (strategies/memory/fusion.py). It
+reads each value in memory once, however many of its ops do; an op that is computed in several kernels reads in each.
+So each read is counted where an op is the first to do so in a kernel, and what a step moves is the sum over its ops.
+What is cut out or looked up is read by each op for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+
+import numpy as np
+
+from rhino.ir.arrays import Ints
+from rhino.ir.graph.graph import Graph
+from rhino.strategies.cost.op_costs import READS_PART
+
+
+def kernel_reads(graph: Graph, in_memory: Sequence[bool], in_place: Set[int]) -> Ints:
+    """Returns in how many kernels an op is the first to read each of its operands from memory [uses].
+
+    `in_memory` [values] are the results of kernels, and `in_place` those that are written into a larger value, which is
+    not read.
+    """
+    counts = np.zeros(len(graph.uses), dtype=np.int64)
+    source = _sources(graph, in_memory)
+    for op in range(graph.num_ops):
+        results = graph.results(op)
+        if not graph.cls(op).free and (not results or any(in_memory[value] for value in results)):
+            _count(graph, in_memory, source, op, 1 if results and results[0] in in_place else 0, counts)
+    return counts
+
+
+def _sources(graph: Graph, in_memory: Sequence[bool]) -> list[int]:
+    """Returns what is read where a value is: what a view without memory of its own is a view of [values]."""
+    found = list(range(graph.num_values))
+    for op in range(graph.num_ops):
+        if graph.cls(op).is_view:
+            for value, operand in zip(graph.results(op), graph.operands(op).tolist(), strict=True):
+                found[value] = value if in_memory[value] else found[operand]
+    return found
+
+
+def _count(graph: Graph, in_memory: Sequence[bool], source: Sequence[int], root: int, first: int, counts: Ints) -> None:
+    """Adds the reads of one kernel, whose last op is `root`; of that, operands from `first` on are read."""
+    read, inside, waiting = set[int](), {root}, [root]
+    while waiting:
+        op = waiting.pop()
+        start, partly = int(graph.use_start[op]), graph.cls(op).name in READS_PART
+        for position, value in enumerate(graph.operands(op).tolist()):
+            if op == root and position < first:
+                continue
+            value = source[value]
+            maker = int(graph.value_op[value])
+            if in_memory[value] and (value not in read or (partly and position == 0)):
+                counts[start + position] += 1
+                if not (partly and position == 0):
+                    read.add(value)
+            elif not in_memory[value] and maker >= 0 and maker not in inside:
+                inside.add(maker)
+                waiting.append(maker)
