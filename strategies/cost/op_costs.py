@@ -124,7 +124,8 @@ class OpCosts:
             if times and not self.is_fetched(value, op):
                 partly = position == 0 and cls.name in READS_PART
                 whole = self.read_bytes(value, self.local_bytes(kind, spec))
-                moved += times * (min(*results, whole) if partly else whole)
+                size = min(*results, whole) if partly else whole
+                moved += size if partly and size <= self.near_bytes else times * size
         return moved
 
     def read_bytes(self, value: int, size: int) -> int:

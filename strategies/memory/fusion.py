@@ -9,7 +9,7 @@ each of them where the compiler thinks that it is cheap:
 - "products", of XLA:TPU: costly ops are recomputed, for reductions too. Kernels hold products and convolutions, too,
   one each, with what the product reads and what reads it: of a GELU between two products one tensor lies in memory, not
   two (libtpu 0.0.51: steps of products of random sizes, 2026-11-24; softmax and its gradient, 2026-11-26).
-- "all", of XLA:GPU (`PriorityFusion`, which goes by the bytes that are moved): everything.
+- "all", of XLA:GPU (`PriorityFusion`): everything, as far as fewer bytes are moved so.
 """
 
 from __future__ import annotations
@@ -32,10 +32,12 @@ _ALSO: Final[Mapping[Fusion, Set[str]]] = {"cheap": set(), "products": set(), "a
 _DIVIDE: Final = "stablehlo.divide"
 
 
-def in_memory(graph: Graph, stored: Collection[int], fusion: Fusion) -> list[bool]:
+def in_memory(graph: Graph, stored: Collection[int], fusion: Fusion, *, by_bytes: bool = False) -> list[bool]:
     """Returns which values lie in memory [values]; `stored` are some that do for reasons of their own.
 
-    A view of what lies in memory lies there, and is none by itself.
+    A view of what lies in memory lies there, and is none by itself. `by_bytes` says that several kernels compute only
+    that for which they read no more than it takes to store it, as `PriorityFusion` does: of layers that are added to a
+    residual stream each sum lies in memory, and is not added up from all before it in each kernel behind it.
     """
     found = [True] * graph.num_values
     from_memory = {*graph.returns, *stored}
@@ -55,7 +57,10 @@ def in_memory(graph: Graph, stored: Collection[int], fusion: Fusion) -> list[boo
             if is_product:
                 is_inside = len(read_by) == 1 and not read_by & products
             else:
-                is_inside = cls.free or len(read_by) <= 1 or _is_repeated(graph, op, read_by, fusion)
+                may_be = _is_repeated(graph, op, read_by, fusion) and (
+                    not by_bytes or _saves_bytes(graph, op, len(read_by))
+                )
+                is_inside = cls.free or len(read_by) <= 1 or may_be
             if is_inside:
                 found[results.start] = False
                 inside = read_by
@@ -86,6 +91,24 @@ def _is_repeated(graph: Graph, op: int, kernels: Collection[int], fusion: Fusion
     name = graph.cls(op).name
     cheap = name not in _ONCE[fusion] or (name == _DIVIDE and _is_broadcast(graph, int(graph.operands(op)[1])))
     return cheap and (fusion != "cheap" or not any(graph.cls(kernel).name == REDUCE for kernel in kernels))
+
+
+def _saves_bytes(graph: Graph, op: int, num_kernels: int) -> bool:
+    """Says whether kernels that compute an op read no more than it takes to compute it once, store it and read that."""
+    read = sum([_bytes_read(graph, value) for value in dict.fromkeys(graph.operands(op).tolist())])
+    stored = graph.type_of(graph.results(op).start).num_bytes
+    return num_kernels * read <= read + stored + num_kernels * stored
+
+
+def _bytes_read(graph: Graph, value: int) -> int:
+    """Returns the bytes of a value, or of what it repeats; none of what depends on constants alone."""
+    op = int(graph.value_op[value])
+    if op < 0:
+        return graph.type_of(value).num_bytes
+    cls = graph.cls(op)
+    if cls.name in REPEATS:
+        return _bytes_read(graph, int(graph.operands(op)[0]))
+    return 0 if cls.free else graph.type_of(value).num_bytes
 
 
 def _is_broadcast(graph: Graph, value: int) -> bool:

@@ -76,7 +76,7 @@ class Lives:
     def __init__(self, graph: Graph, target: Target, workspace_bytes: int = 0) -> None:
         self.graph, self.target, self.workspace_bytes = graph, target, workspace_bytes
         self.hoisted = loop_invariants(graph) if target.hoists else {}
-        self.in_memory = in_memory(graph, self.hoisted, target.fusion)
+        self.in_memory = in_memory(graph, self.hoisted, target.fusion, by_bytes=target.fusion == "all")
         self.order = schedule(
             graph,
             self.in_memory,

@@ -223,7 +223,7 @@ class Builder(Tables):
         """Returns what ops take by a model: each by itself, or where its target fuses what can be, by kernels."""
         if model.target.fusion == "cheap":
             return OpCosts(self.graph, model, self.in_memory, self.in_place)
-        stored = in_memory(self.graph, (), model.target.fusion)
+        stored = in_memory(self.graph, (), model.target.fusion, by_bytes=True)
         reads = kernel_reads(self.graph, stored, self.in_place).tolist()
         return OpCosts(self.graph, model, stored, self.in_place, reads)
 
