@@ -50,7 +50,7 @@ def test_what_is_written_into_is_not_read(is_in_place):
     body = f"""%i = stablehlo.constant dense<1> : tensor<i32>
       %y = stablehlo.dynamic_update_slice %x, %u, %i, %i : ({KIND}, {row}, tensor<i32>, tensor<i32>) -> {KIND}"""
     found = reads(body, {"y": KIND}, {"x": KIND, "u": row}, {3} if is_in_place else frozenset())
-    assert found[-1] == ("dynamic_update_slice", [1 - is_in_place, 1, 0, 0])
+    assert found[-1] == ("dynamic_update_slice", [1 - is_in_place, 1, 1, 0])  # both indices are one value
 
 
 @pytest.mark.parametrize(("terms", "kernels", "inside"), [(2, 3, True), (2, 4, False), (3, 2, True), (3, 3, False)])
