@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Final
 
+import compiled_frontier
 import jax
 import others
 from experts import CASES, Case, experts, pins
@@ -384,7 +385,7 @@ MODELS: Final = Question(
     summary=summary,
 )
 
-QUESTIONS: Final = {"models": MODELS, "others": others.QUESTION}
+QUESTIONS: Final = {"models": MODELS, "others": others.QUESTION, "frontier": compiled_frontier.QUESTION}
 
 if __name__ == "__main__":
     words = sys.argv[1:]

@@ -65,13 +65,16 @@ class Kind:
     def cluster(self, num_devices: int) -> Cluster:
         """Returns the cluster of so many."""
         whole = load_cluster(self.preset)
-        sides = zip(whole.levels, self.sides[num_devices], strict=True)
-        return replace(whole, name=f"{self.preset}-of-{num_devices}", levels=tuple(resized(*one) for one in sides))
+        sides = self.sides[num_devices]
+        levels = tuple(resized(*one) for one in zip(whole.levels, sides, strict=True))
+        card, is_topology, _ = whole.compile_for.partition(":")
+        compile_for = f"{card}:{'x'.join(map(str, sides))}" if is_topology else card
+        return replace(whole, name=f"{self.preset}-of-{num_devices}", levels=levels, compile_for=compile_for)
 
 
 KINDS: Final = {
-    "h100": Kind("h100x8x8", {count: (count // 8, 8) for count in (64, 128, 256, 512)}, "cudnn"),
-    "v5p": Kind("v5p-1024", {64: (4, 4, 4), 128: (8, 4, 4), 256: (8, 8, 4), 512: (8, 8, 8)}, "splash"),
+    "h100": Kind("h100x8x8", {count: (count // 8, 8) for count in (16, 64, 128, 256, 512)}, "cudnn"),
+    "v5p": Kind("v5p-1024", {16: (4, 2, 2), 64: (4, 4, 4), 128: (8, 4, 4), 256: (8, 8, 4), 512: (8, 8, 8)}, "splash"),
 }
 
 
@@ -128,6 +131,8 @@ _MAXTEXT_7B: Final = "MaxText, configs/a3/llama_2_7b/README.md: Llama 2 7B on 64
 SHORT, LONG = 8192, 131072
 
 ROWS: Final[dict[str, Row]] = {
+    "8b-h100-16": Row("llama-3-8b", "h100", 16, {"seq": SHORT, "batch": 32}, (fsdp("16"), fsdp_tp("2x8"))),
+    "8b-v5p-16": Row("llama-3-8b", "v5p", 16, {"seq": SHORT, "batch": 32}, (fsdp("16"), fsdp_tp("4x4"))),
     "8b-h100-64": Row(
         "llama-3-8b", "h100", 64, {"seq": SHORT, "batch": 128}, (fsdp("64"), fsdp_tp("8x8")), published=_MAXTEXT_7B
     ),
