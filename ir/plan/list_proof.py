@@ -18,7 +18,7 @@ from rhino.ir.arrays import Bools, Ints
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.plan.instruction_list import Group, InstructionList, in_columns
 from rhino.ir.plan.instructions import Global, Layout, Step
-from rhino.ir.plan.parts import slot_ranks
+from rhino.ir.plan.parts import slot_kinds, slot_ranks
 from rhino.ir.plan.slot_events import CONSTANT, EMPTY, FETCHED, FREED, GIVE, HELD, READ, STATES, TAKEN, WRITE, Events
 from rhino.ir.plan.step_words import instruction_text, layout_text
 
@@ -98,9 +98,10 @@ class _Proof:
         self.mesh_of = np.array([meshes[mesh] for mesh in step.meshes], dtype=np.int64)[self.ranks]
         self.layouts: dict[Layout, int] = {}
         whole: dict[Layout, int] = {}
-        number = [self.layouts.setdefault(slot.layout, len(self.layouts)) for slot in step.slots]
+        kinds_of, kind_of = slot_kinds(step.slots)
+        number = [self.layouts.setdefault(slot.layout, len(self.layouts)) for slot in kinds_of]
         kinds = [whole.setdefault(replace(one, dims=()), len(whole)) for one in self.layouts]
-        self.layout_of = np.array(number, dtype=np.int64)
+        self.layout_of = np.array(number, dtype=np.int64)[kind_of]
         self.kind_of = np.array(kinds, dtype=np.int64)[self.layout_of]
         self.events = Events.of(step, known)
 

@@ -110,7 +110,16 @@ def frees(group: Group, chosen: Bools, first: int = 0) -> list[tuple[Form, Ints,
 
 def slot_ranks(step: Listed) -> Ints:
     """Returns the rank of each slot."""
-    return np.fromiter((slot.rank for slot in step.slots), dtype=np.int64, count=len(step.slots))
+    kinds, kind_of = slot_kinds(step.slots)
+    return np.array([slot.rank for slot in kinds], dtype=np.int64)[kind_of]
+
+
+def slot_kinds(slots: Sequence[Slot]) -> tuple[list[Slot], Ints]:
+    """Returns the slots that differ, and which of them each is; equal ones that are not one object are two."""
+    number: dict[int, int] = {}  # by identity, which is quick, and in the order of the slots
+    kind_of = np.array([number.setdefault(id(slot), len(number)) for slot in slots], dtype=np.int64)
+    first = np.unique(kind_of, return_index=True)[1]
+    return [slots[at] for at in first.tolist()], kind_of
 
 
 def program_ranks(step: Listed) -> tuple[tuple[int, ...], ...]:

@@ -27,7 +27,7 @@ from rhino.ir.graph.graph import DEVICE
 from rhino.ir.plan.instruction_list import SIMPLE, Form, InstructionList, Kind, in_columns
 from rhino.ir.plan.instructions import Feed, Layout, Local, Phase, Slot, Step, StepProgram
 from rhino.ir.plan.json_values import count_of, list_of, memory_of, number_of, numbers_of, text_of
-from rhino.ir.plan.parts import Part
+from rhino.ir.plan.parts import Part, slot_kinds
 from rhino.ir.plan.rank_lists import merged, split
 from rhino.ir.plan.strides import Loop, list_of_loops, loops_of
 
@@ -94,7 +94,7 @@ def _text(
     """Returns an object with a row to a line; slots, constants and lists are in loops."""
     kinds: dict[Slot, int] = {}
     tables = {"slots": listed.slots, **({"results": listed.results} if isinstance(listed, Part) else {})}
-    kinds_of = {name: [kinds.setdefault(slot, len(kinds)) for slot in slots] for name, slots in tables.items()}
+    kinds_of = {name: _numbers_of(slots, kinds) for name, slots in tables.items()}
     constants = InstructionList.of([Feed(number, slot) for slot, number in listed.constants])
     rows: dict[str, Sequence[Any]] = {
         "programs": [_program_json(program, layouts) for program in listed.programs],
@@ -152,6 +152,13 @@ class _Read:
         if found.is_kind(*refused).any():
             raise ValueError(f"the list of {name} has a {' or '.join(refused)}")
         return found
+
+
+def _numbers_of(slots: Sequence[Slot], kinds: dict[Slot, int]) -> list[int]:
+    """Returns the number of each slot among `kinds`, to which those are added that it does not have."""
+    own, kind_of = slot_kinds(slots)
+    numbers = [kinds.setdefault(slot, len(kinds)) for slot in own]
+    return [numbers[kind] for kind in kind_of.tolist()]
 
 
 def _kind_rows(kind_of: Sequence[int], kinds: Sequence[Slot]) -> list[Any]:

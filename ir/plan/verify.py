@@ -31,6 +31,7 @@ from rhino.ir.graph.elements import DTYPES, element_bytes
 from rhino.ir.plan.instructions import Feed, Fetch, Step
 from rhino.ir.plan.list_proof import FIX, prove_list
 from rhino.ir.plan.memory_proof import Limits, check_memory
+from rhino.ir.plan.parts import slot_kinds, slot_ranks
 from rhino.ir.plan.plan import Execution, Plan
 from rhino.ir.plan.step_words import layout_text
 
@@ -126,7 +127,7 @@ def _check_programs(step: Step) -> None:
 def _check_layouts(step: Step) -> None:
     every = tuple(dict.fromkeys(axis for mesh in step.meshes for axis in mesh.names))
     programs = [(one, every) for program in step.programs for one in (*program.inputs, *program.outputs)]
-    slots = [(slot.layout, step.meshes[slot.rank].names) for slot in step.slots]
+    slots = [(slot.layout, step.meshes[slot.rank].names) for slot in slot_kinds(step.slots)[0]]
     for layout, names in dict.fromkeys([*slots, *programs]):
         unknown = [axis for axes in layout.dims for axis in axes if axis not in names]
         if unknown or not element_bytes(layout.dtype):
@@ -135,9 +136,11 @@ def _check_layouts(step: Step) -> None:
 
 
 def _check_slots(step: Step) -> None:
-    for slot, one in enumerate(step.slots):
-        if one.rank not in range(step.num_ranks):
-            raise RhinoError("RHI-STEP-001", f"slot {slot} is on rank {one.rank} of {step.num_ranks}", fix=FIX)
+    ranks = slot_ranks(step)
+    is_wrong = (ranks < 0) | (ranks >= step.num_ranks)
+    if is_wrong.any():
+        slot = int(is_wrong.argmax())
+        raise RhinoError("RHI-STEP-001", f"slot {slot} is on rank {ranks[slot]} of {step.num_ranks}", fix=FIX)
     constants = [slot for slot, _ in step.constants]
     if len(set(constants)) < len(constants) or any(slot not in range(len(step.slots)) for slot in constants):
         raise RhinoError(

@@ -119,6 +119,7 @@ class _Merge:
         self.free_s = [0.0] * len(lists)
         self.done = [0] * len(lists)
         self.missing = [0] * len(lists)
+        self.needed: list[list[tuple[int, int | None]]] = [[] for _ in lists]
         self.waiting: defaultdict[tuple[int, int | None], list[int]] = defaultdict(list)
         self.ready: list[tuple[float, int]] = []
 
@@ -156,7 +157,8 @@ class _Merge:
         """Has a rank wait for what its next launch needs."""
         if self.done[rank] == len(self.lists[rank]):
             return
-        missing = [key for key in self.needs(rank) if key not in self.end_s]
+        self.needed[rank] = self.needs(rank)
+        missing = [key for key in self.needed[rank] if key not in self.end_s]
         self.missing[rank] = len(missing)
         for key in missing:
             self.waiting[key].append(rank)
@@ -165,7 +167,7 @@ class _Merge:
 
     def can_start(self, rank: int) -> None:
         """The next launch of a rank waits for nothing that has not ended."""
-        heappush(self.ready, (max([self.free_s[rank], *(self.end_s[key] for key in self.needs(rank))]), rank))
+        heappush(self.ready, (max([self.free_s[rank], *[self.end_s[key] for key in self.needed[rank]]]), rank))
 
 
 def task_of(staged: StagedStep, launch: Launch) -> Task:
