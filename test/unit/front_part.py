@@ -7,11 +7,13 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 
 import rhino
+from rhino import entry
 from rhino.runtime.executor.devices import request_host_devices
 
 
@@ -34,12 +36,25 @@ def host_batch(number: int) -> np.ndarray:
     return np.random.default_rng(number).normal(size=(512, 32)).astype(np.float32)
 
 
+def counted_searches() -> list[str]:
+    """Returns what is searched for in this process from now on, by name."""
+    searched, search = list[str](), entry.plan_function
+
+    def counted(traced: Any, options: Any) -> Any:
+        searched.append(traced.name)
+        return search(traced, options)
+
+    entry.plan_function = counted
+    return searched
+
+
 def main(address: str, process: int, num_processes: int, folder: Path, *pins: str) -> None:
     # A test's own flags ask for eight devices; the others let XLA compile fast.
     os.environ["XLA_FLAGS"] = re.sub(r"\S+device_count=\d+", "", os.environ.get("XLA_FLAGS", ""))
     request_host_devices(8 // num_processes, os.environ)
     if num_processes > 1:
         jax.distributed.initialize(address, num_processes, process, initialization_timeout=60)
+    searches = counted_searches()
     fast = rhino.parallelize(step, cluster="cpu8", mesh="8", donate_argnums=0, pins=pins)
     key = jax.random.key(0)
     plan = fast.plan(jax.eval_shape(init, key), host_batch(0), key)
@@ -52,7 +67,7 @@ def main(address: str, process: int, num_processes: int, folder: Path, *pins: st
         state, loss = fast(state, batch, jax.random.key(number))
         losses.append(float(loss))
     parts = {f"{name}-{s.index}": np.asarray(s.data) for name, array in state.items() for s in array.addressable_shards}
-    np.savez(folder / f"out-{process}.npz", losses=np.array(losses), **parts)
+    np.savez(folder / f"out-{process}.npz", losses=np.array(losses), searches=len(searches), **parts)
     plan.save(folder / f"plan-{process}.json")
     if num_processes > 1:
         jax.distributed.shutdown()

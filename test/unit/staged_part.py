@@ -17,6 +17,7 @@ import gpt
 import jax
 import jax.numpy as jnp
 import numpy as np
+from opened_files import opened_in
 from training import Model
 from zoo import GPT
 
@@ -111,6 +112,7 @@ def main(address: str, process: int, folder: Path, model: str, plans: str, end: 
     os.environ["XLA_FLAGS"] = re.sub(r"device_count=\d+", "device_count=2", os.environ["XLA_FLAGS"])
     rhino.distributed.initialize(address, 2, process)
     training = Training(model)
+    opened = opened_in(folder)
     for mesh in MESHES:
         fast = training.planned(mesh) if plans == "own" else training.kept(folder, mesh)
         left, read = training.train(fast)
@@ -119,6 +121,7 @@ def main(address: str, process: int, folder: Path, model: str, plans: str, end: 
     crossed = training.kept(folder, "2", [jax.devices()[number] for number in (0, 2, 1, 3)])
     np.save(folder / f"crossed-{process}", np.array(training.train(crossed)[1]))
     (folder / f"refused-{process}").write_text(refused(training, folder, state))
+    (folder / f"opened-{process}").write_text("\n".join(sorted(opened)))
     if process == 1:
         if end == "killed":
             os.kill(os.getpid(), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Under jax.distributed each process plans for itself, and they train as one.
+"""Under jax.distributed process 0 plans for all, and they train as one.
 
 Plan, losses and state are those of one device. In stages each holds some of them, and the losses are those of one
 process, bit for bit; when one ends, the other says so and ends.
@@ -45,10 +45,11 @@ def test_two_processes_train_as_one_device_does(tmp_path: Path):
     np.testing.assert_allclose(outs[0]["losses"], losses, rtol=2e-5)
     for out in outs:
         for name in out.files:
-            if name != "losses":
+            if name not in ("losses", "searches"):
                 whole, _, index = name.partition("-")
                 np.testing.assert_allclose(out[name], state[whole][eval(index)], rtol=1e-4, atol=1e-5)
     assert (tmp_path / "plan-0.json").read_bytes() == (tmp_path / "plan-1.json").read_bytes()
+    assert [int(out["searches"]) for out in outs] == [1, 0]
 
 
 def test_two_processes_split_host_arrays(tmp_path: Path):
@@ -98,6 +99,11 @@ def test_two_processes_train_in_stages_as_one_does(tmp_path: Path, model: str, p
         moved = (tmp_path / f"refused-{process}").read_text()
         assert "error: [RHI-JAX-009] state['" in moved
         assert f"is in process {1 - process}, and the plan has it on rank {1 - process}, in process {process}:" in moved
+        opened = set((tmp_path / f"opened-{process}").read_text().splitlines())
+        of_plans = {f"{mesh}/{name}" for mesh in expected for name in ("plan.json", "step.json")}
+        # Process 0 alone reads plans, and the other has what is its own of them.
+        assert opened & of_plans == (of_plans if process == 0 else set())
+        assert any("/programs/" in name for name in opened) == (process == 0)
     assert codes == [1 if end == "raised" else -9, 1][::-1]
     told = f"error: [RHI-RUN-007] process 1 on {socket.gethostname()} {words}"
     assert all(told in one for one in said[: 1 if end == "killed" else 2])
