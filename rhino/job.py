@@ -1,7 +1,7 @@
 """Plans in a job of several processes: process 0 searches or reads, and tells the others what it found.
 
 What is told is a plan's head: all but its stages' programs and lists, of which each process is told its share when it
-runs them (`rhino.share`). A program that all processes run is told whole. Process 0 waits for nobody.
+runs them (`rhino.share`). A program that all processes run is told whole.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import jax
 
+from rhino.distributed import meeting
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.mlir.bindings import make_context
 from rhino.ir.plan.plan import Plan
@@ -46,6 +47,7 @@ def plan_of_job(load: Callable[[], Plan], what: str) -> Plan:
     process = job_process()
     if process is None:
         return load()
+    meeting()  # who ends meanwhile is named
     key = f"plan/{_digest(what)}/{_LOADED[what]}"
     _LOADED[what] += 1
     if process == 0:
@@ -68,6 +70,7 @@ def planned_in_job(
     process = job_process()
     if process is None or kept is not None:
         return plan()
+    meeting()
     asked = _asked(traced, request)
     key = f"plan/{asked}"
     if process == 0:

@@ -170,13 +170,13 @@ def meet(limits: Callable[[], Limits]) -> Meeting:
     It leaves when it ends.
     """
     if not _met:
-        coordinator = distributed.global_state.coordinator_address
-        assert coordinator is not None, "a job has a coordinator"
-        found, process, host = limits(), jax.process_index(), own_host(coordinator)
+        state = distributed.global_state  # JAX's own functions would start the backend
+        assert state.coordinator_address is not None, "a job has a coordinator"
+        found, process, host = limits(), state.process_id, own_host(state.coordinator_address)
         listener = socket.create_server((host, 0)) if process == 0 else None
-        monitor = Monitor(jax.process_count(), found, listener, own=0) if listener is not None else None
+        monitor = Monitor(state.num_processes, found, listener, own=0) if listener is not None else None
         address = said_by_all("" if monitor is None else monitor.address)[0]
-        enter(ProcessJob(address, process, Team(((),) * jax.process_count()), found, host, monitor))
+        enter(ProcessJob(address, process, Team(((),) * state.num_processes), found, host, monitor))
     return _met[0]
 
 
@@ -210,10 +210,10 @@ def said_by_all(text: str) -> list[str]:
     """
     number, client = _SAID.take(), distributed.global_state.client
     assert client is not None, "a job has a coordination service"
-    client.key_value_set(f"rhino/said/{number}/{jax.process_index()}", text)
+    client.key_value_set(f"rhino/said/{number}/{distributed.global_state.process_id}", text)
     return [
         str(client.blocking_key_value_get(f"rhino/said/{number}/{process}", _SAY_LIMIT_S * 1000))
-        for process in range(jax.process_count())
+        for process in range(distributed.global_state.num_processes)
     ]
 
 
