@@ -78,6 +78,12 @@ def run(argv: Sequence[str], stdin: BinaryIO, stdout: TextIO, stderr: TextIO) ->
 
     def work() -> int:
         options = _parser().parse_args(argv)
+        if options.file.endswith(".py"):
+            return _run_script(options, stderr)
+        _refuse(
+            {"--restarts": options.restarts, options.arguments[0] if options.arguments else "": options.arguments},
+            "is for scripts, and the input is none",
+        )
         if os.path.isdir(options.file) or begins_plan(Path(options.file)):
             _refuse(
                 {"--form": options.form != "auto", "--verify": options.verify},
@@ -91,6 +97,12 @@ def run(argv: Sequence[str], stdin: BinaryIO, stdout: TextIO, stderr: TextIO) ->
         return int(ExitCode.OK)
 
     return exit_code_of("rhino-run", work, lambda: shlex.join(["rhino-run", *argv]), stdout, stderr)
+
+
+def _run_script(options: argparse.Namespace, stderr: TextIO) -> int:
+    from rhino.tools.run_script import run_script  # noqa: PLC0415 - a module alone needs no other processes
+
+    return run_script(options, stderr)
 
 
 def _refuse(given: Mapping[str, object], why: str) -> None:
@@ -118,8 +130,9 @@ def _parser() -> argparse.ArgumentParser:
         nargs="?",
         default="-",
         metavar="FILE",
-        help="the module to run, or the folder of a plan, or - for stdin (default)",
+        help="the module to run, or the folder of a plan, or a script of Python, or - for stdin (default)",
     )
+    add("arguments", nargs="*", metavar="ARGUMENT", help="arguments of a script, behind --")
     add("--devices", type=count, metavar="N", help="host devices to make (default: what the module's mesh needs)")
     add(
         "--compare",
@@ -151,13 +164,21 @@ def _parser() -> argparse.ArgumentParser:
         metavar="R",
         help="relative error allowed (default by dtype: f32 1e-4, f16 5e-3, bf16 2e-2)",
     )
-    plan = parser.add_argument_group("plans")
-    plan.add_argument(
+    job = parser.add_argument_group("plans and scripts")
+    job.add_argument(
         "--processes",
         type=count,
         metavar="N",
-        help="run in N processes, each with some of the ranks (default: in this one)",
+        help="run in N processes (default: in one): of a plan each has some of the ranks",
     )
+    job.add_argument(
+        "--restarts",
+        type=count,
+        default=0,
+        metavar="N",
+        help="start a script again when it has failed, up to N times (default: not)",
+    )
+    plan = parser.add_argument_group("plans")
     plan.add_argument("--timeline", action="store_true", help="print when each rank runs what, as predicted")
     plan.add_argument(
         "--trace",

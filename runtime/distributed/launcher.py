@@ -7,6 +7,7 @@ to say so.
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import socket
 import subprocess
@@ -59,6 +60,35 @@ def launch(
     finally:
         _end(children)
         monitor.close()
+
+
+def launch_script(command: Sequence[str], num_processes: int, stderr: TextIO) -> int:
+    """Runs a command as a job of `rhino.distributed.initialize`, and returns the exit code: 0 if all ended well.
+
+    The processes watch each other; those that are left when one has failed have a while to end by themselves. No
+    process is left when this returns or raises.
+    """
+    with socket.create_server((LOOPBACK, 0)) as found:
+        address = f"{LOOPBACK}:{found.getsockname()[1]}"
+    job = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(num_processes)}
+    children: list[subprocess.Popen[bytes]] = []
+    try:
+        for process in range(num_processes):
+            children.append(subprocess.Popen(command, env={**os.environ, **job, "JAX_PROCESS_ID": str(process)}))
+        while not any(codes := [child.poll() for child in children]):
+            if all(code == 0 for code in codes):
+                return ExitCode.OK
+            time.sleep(_POLL_S)
+        deadline_s = time.monotonic() + _END_LIMIT_S
+        while any(child.poll() is None for child in children) and time.monotonic() < deadline_s:
+            time.sleep(_POLL_S)
+        for process, child in enumerate(children):
+            if child.returncode is not None and child.returncode < 0:
+                name = signal.Signals(-child.returncode).name
+                print(f"process {process} was ended by {name}", file=stderr, flush=True)
+        return max((child.returncode or 0 for child in children), default=0) or ExitCode.BAD_INPUT
+    finally:
+        _end(children)
 
 
 @contextlib.contextmanager

@@ -78,8 +78,7 @@ class ProcessJob:
         self._states: set[str] = set()
         self._sending = threading.Lock()
         self._show: Callable[[], object] | None = None
-        self._address = address
-        self._lines = Lines(_connected(address, self.name, limits))
+        self._lines = Lines(_connected(address, self.name, self._leader, limits))
         self._send({"hello": {"process": process, "name": self.name, "versions": _versions()}})
         self._thread = threading.Thread(target=self._run, name="rhino-member", daemon=True)
         self._thread.start()
@@ -193,6 +192,7 @@ class ProcessJob:
             if "value" in message:
                 key, value = message["value"]
                 self._values[key] = value
+            self._leader = message.get("all here", self._leader)
             self._states.update(one for one in ("all here", "all left") if one in message)
             self._changed.notify_all()
 
@@ -200,7 +200,7 @@ class ProcessJob:
         if "all left" in self._states:
             self._states.add("closed")
             return
-        what = f"{self._leader} at {split_address(self._address)[0]} has ended"
+        what = f"{self._leader} has ended"
         if self._lines.is_open:
             what += f", or sent no heartbeat for {self.limits.heartbeat_limit_s:g} s"
         if stopped_s:
@@ -228,7 +228,7 @@ class ProcessJob:
         )
 
 
-def _connected(address: str, name: str, limits: Limits) -> socket.socket:
+def _connected(address: str, name: str, leader: str, limits: Limits) -> socket.socket:
     deadline_s = time.monotonic() + limits.start_limit_s
     while True:
         try:
@@ -237,8 +237,8 @@ def _connected(address: str, name: str, limits: Limits) -> socket.socket:
             if time.monotonic() < deadline_s:
                 time.sleep(_POLL_S)
                 continue
-            what = f"{name} found nobody at {address} within {limits.start_limit_s:g} s: {error.strerror or error}"
-            fix = "start all processes with the address of process 0, which the others can reach"
+            what = f"{leader} did not come within {limits.start_limit_s:g} s: {name} finds nobody at {address}, {error}"
+            fix = "start all processes, with an address of process 0 that the others can reach"
             raise RhinoError("RHI-RUN-007", what, fix=fix) from None
 
 

@@ -154,7 +154,8 @@ class Monitor:
         self._members[process] = lines
         self._seen[process] = Seen(hello["name"], hello["versions"], now_s, now_s)
         if all(one.name for one in self._seen):
-            self._tell({"all here": True})
+            leader = "the launcher" if self._own is None else self._seen[self._own].name
+            self._tell({"all here": leader})
 
     def _beat(self, process: int, _lines: Lines, value: Message) -> None:
         seen, beat = self._seen[process], Beat(**value)

@@ -1,4 +1,6 @@
-"""One of several processes that train until a fault: `fault_part.py ADDRESS PROCESS FOLDER KIND FAULT VICTIM`.
+"""One of two processes that train until something happens.
+
+`fault_part.py ADDRESS PROCESS FOLDER KIND FAULT VICTIM`
 
 KIND is one of `KINDS`. FAULT happens in process VICTIM after step `AT`, or at the start. A job of FAULT "none" goes on
 from the last checkpoint in the folder, to `NUM_STEPS`. Losses go to `losses-PROCESS`, a line for each step.
@@ -22,12 +24,15 @@ import rhino
 import rhino.distributed
 from rhino.runtime.executor.devices import request_host_devices
 
-NUM_STEPS: Final = 8
+NUM_STEPS: Final = 9
 EVERY: Final = 3
-AT: Final = 4
-"""A fault comes after this step; the checkpoint before it has three."""
+AT: Final = 6
+"""A fault comes after this step: of the checkpoints that are saved before, the first is whole."""
 
 START_LIMIT_S: Final = 60
+MEETING_LIMIT_S: Final = 8
+"""The limit of the start where one does not come."""
+
 HEARTBEAT_LIMIT_S: Final = 4
 STALL_LIMIT_S: Final = 4
 
@@ -35,14 +40,14 @@ KINDS: Final[Mapping[str, dict[str, Any]]] = {
     "spmd": {"mesh": "4"},
     "stages": {"stages": 2, "mesh": "2", "micro_batches": 2},
 }
-BATCHES: Final = rhino.Batches(np.random.default_rng(1).normal(size=(40, 16)).astype(np.float32), 8)
+BATCHES: Final = rhino.Batches(np.random.default_rng(1).normal(size=(40, 64)).astype(np.float32), 8)
 
 
 def init() -> dict[str, jax.Array]:
     keys = jax.random.split(jax.random.key(0), 3)
     return {
-        "up": jax.random.normal(keys[0], (16, 32)) / 4,
-        "down": jax.random.normal(keys[1], (32, 16)) / 6,
+        "up": jax.random.normal(keys[0], (64, 256)) / 8,
+        "down": jax.random.normal(keys[1], (256, 64)) / 16,
         "key": keys[2],
     }
 
@@ -86,7 +91,7 @@ def happen(fault: str) -> None:
             time.sleep(1000)
         case "full":
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 14, 1 << 14))  # less than a part of the state has
 
 
 def main(address: str, process: int, folder: Path, kind: str, fault: str, victim: int) -> None:
@@ -102,7 +107,7 @@ def main(address: str, process: int, folder: Path, kind: str, fault: str, victim
         address,
         2,
         process,
-        start_limit_s=8 if fault == "never" else START_LIMIT_S,
+        start_limit_s=MEETING_LIMIT_S if fault in ("never", "port in use") else START_LIMIT_S,
         heartbeat_limit_s=HEARTBEAT_LIMIT_S,
         stall_limit_s=STALL_LIMIT_S,
     )
