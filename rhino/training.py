@@ -6,7 +6,7 @@ keeps the checkpoints (`pip install 'rhino-parallel[checkpoint]'`); data sets ar
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from os import PathLike, fspath
 from pathlib import Path
@@ -48,7 +48,7 @@ class Batches:
         """Returns some rows of a batch, each leaf stacked."""
         first = number * self.size
         examples = [self.dataset[(first + row) % len(self.dataset)] for row in rows]
-        return jax.tree.map(lambda *each: np.stack(each), *examples)
+        return jax.tree.map(lambda *each: _stacked(each), *examples)
 
     def __call__(self, number: int) -> Any:  # noqa: ANN401 - a pytree of arrays
         """Returns a whole batch."""
@@ -165,6 +165,12 @@ def _batch(batches: Callable[[int], Any], number: int, plan: Plan) -> Any:  # no
     if isinstance(batches, Batches) and not plan.facts.is_staged:
         return batches.placed(number, plan.in_shardings[1])
     return batches(number)
+
+
+def _stacked(leaves: Sequence[Any]) -> Any:  # noqa: ANN401 - an array
+    """Returns leaves stacked, in the type that jit takes them for."""
+    found = np.stack(leaves)
+    return found.astype(jax.dtypes.canonicalize_dtype(found.dtype), copy=False)
 
 
 def _rows(sharding: jax.sharding.Sharding, size: int) -> range:

@@ -38,7 +38,13 @@ from rhino.tools.streams import standard_streams
 
 FORMS: Final = ("auto", "annotated", "localized")
 
+_SCRIPTS_OWN: Final = "--"
+"""What follows are arguments of a script."""
+
 _EPILOG: Final = f"""\
+A script, FILE.py, is started in as many processes as --processes says, each with the environment that
+rhino.distributed.initialize() reads; what follows -- are its arguments.
+
 {RULE}
 An argument with tf.aliasing_output = i is, from the second step on, result i of the step before; others keep
 their value.
@@ -77,13 +83,12 @@ def run(argv: Sequence[str], stdin: BinaryIO, stdout: TextIO, stderr: TextIO) ->
     """Runs the command line `argv`; the report goes to `stdout`, errors to `stderr`. Returns the exit code."""
 
     def work() -> int:
-        options = _parser().parse_args(argv)
+        end = argv.index(_SCRIPTS_OWN) if _SCRIPTS_OWN in argv else len(argv)
+        options = _parser().parse_args(argv[:end], argparse.Namespace(arguments=argv[end + 1 :]))
         if options.file.endswith(".py"):
             return _run_script(options, stderr)
-        _refuse(
-            {"--restarts": options.restarts, options.arguments[0] if options.arguments else "": options.arguments},
-            "is for scripts, and the input is none",
-        )
+        scripts_only = {"--restarts": options.restarts, _SCRIPTS_OWN: options.arguments}
+        _refuse(scripts_only, "is for scripts, and the input is none")
         if os.path.isdir(options.file) or begins_plan(Path(options.file)):
             _refuse(
                 {"--form": options.form != "auto", "--verify": options.verify},
@@ -132,7 +137,6 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="the module to run, or the folder of a plan, or a script of Python, or - for stdin (default)",
     )
-    add("arguments", nargs="*", metavar="ARGUMENT", help="arguments of a script, behind --")
     add("--devices", type=count, metavar="N", help="host devices to make (default: what the module's mesh needs)")
     add(
         "--compare",

@@ -25,8 +25,8 @@ SAID = {
     "kill": "[RHI-RUN-007] process {victim} on {host} has ended",
     "exception": f"{RAISED}ValueError: of its own, after {fault_part.AT + 1} steps",
     "stop": "[RHI-RUN-007] process {victim} on {host}",
-    "sleep": f"[RHI-RUN-008] no progress for {STALL_LIMIT_S} s: process {{victim}} on {{host}} is after {fault_part.AT + 1}"
-    " steps, at fault_part.py:",
+    "sleep": f"[RHI-RUN-008] no progress for {STALL_LIMIT_S} s: process {{victim}} on {{host}} is after"
+    f" {fault_part.AT + 1} steps, at fault_part.py:",
     "never": f"[RHI-RUN-007] process {{victim}} did not come within {MEETING_LIMIT_S} s",
     "other plan": "[RHI-JAX-008] process 1 has another plan of step than process 0",
     "full": RAISED,
