@@ -125,9 +125,9 @@ def module(inputs: Sequence[str], layout: Layout, body: str) -> str:
     return f"func.func public @main({head}) -> ({tensor} {sharding}) {{\n{replaced}\nreturn %y : {tensor}\n}}\n"
 
 
-def sleeping(num_stages: int, num_micro_batches: int, num_devices: int = 1, *, cheap: bool = False) -> Given:
+def sleeping(num_stages: int, num_micro_batches: int, num_devices: int = 1) -> Given:
     """Returns a 1F1B step whose forwards and backwards sleep."""
-    layout = Layout((4, 4) if cheap else (_SIDE, _SIDE), "f32", ((), ()))
+    layout = Layout((_SIDE, _SIDE), "f32", ((), ()))
 
     def body(time_s: float) -> str:
         product = "contracting_dims = [1] x [0] : (TENSOR, TENSOR) -> TENSOR"
@@ -136,7 +136,7 @@ def sleeping(num_stages: int, num_micro_batches: int, num_devices: int = 1, *, c
             %1 = stablehlo.convert %0 : (tensor<i32>) -> tensor<f32>
             %2 = stablehlo.broadcast_in_dim %1, dims = [] : (tensor<f32>) -> TENSOR
             %3 = stablehlo.maximum %2, %x : TENSOR
-            %y = {"stablehlo.negate %3 : TENSOR" if cheap else f"stablehlo.dot_general %3, %x, {product}"}"""
+            %y = stablehlo.dot_general %3, %x, {product}"""
 
     return chain(num_stages, num_micro_batches, layout, 1, (body(_FORWARD_S), body(_BACKWARD_S)), num_devices)
 
@@ -150,10 +150,10 @@ class Took:
     whole_s: float
 
 
-def times(given: Given, repeats: int, *, threads: bool) -> list[Took]:
+def times(given: Given, repeats: int) -> list[Took]:
     """Returns what each of `repeats` steps takes."""
     found = []
-    with Executor(given.step, given.modules, devices_of_ranks(given.step, jax.devices()), threads=threads) as executor:
+    with Executor(given.step, given.modules, devices_of_ranks(given.step, jax.devices())) as executor:
         arguments = executor.place(given.arguments)
         for _ in range(repeats + 3):
             start_s, core_s = time.perf_counter(), time.thread_time()
@@ -243,22 +243,17 @@ def dispatches(options: Options) -> Iterator[Record]:
     small = Layout((16, 16), "f32", ((), ()))  # little to compute, yet enough for XLA to queue it
     if "run" in options.parts:
         given = chain(1, 8, small, 49, PRODUCT)
-        took = times(given, options.repeats, threads=False)
+        took = times(given, options.repeats)
         yield _dispatched("a run of 50 arguments", "run", took, _num_runs(given))
     if "step" in options.parts:
         given = chain(4, 8, small, 54, PRODUCT)
         moves = sum(isinstance(one, Transfer) for one in given.step.instructions)
-        for threads in (False, True):
-            what = f"a step of {_num_runs(given)} runs, {moves} transfers, {_who(threads)}"
-            yield _dispatched(what, "step", times(given, options.repeats, threads=threads))
+        what = f"a step of {_num_runs(given)} runs, {moves} transfers"
+        yield _dispatched(what, "step", times(given, options.repeats))
     if "sum" in options.parts:
         given = chain(4, 1, Layout((1024, 1024), "f32", ((), ())), 1, PRODUCT)
         what = f"a step of {_num_runs(given)} runs over the sum of its executables"
         yield {"what": what, "part": "sum", "ratio": serial_ratio(given, max(options.repeats // 5, 5))}
-
-
-def _who(threads: bool) -> str:
-    return "a thread for each rank" if threads else "one thread"
 
 
 def _num_runs(given: Given) -> int:
@@ -286,17 +281,14 @@ def _target(record: Record) -> str:
 def overlaps(options: Options) -> Iterator[Record]:
     """How steps overlap: the time of a 1F1B step whose programs sleep, against the ideal and against all sleeps.
 
-    The ideal is (m + d - 1) (F + B). Steps are dispatched by one thread and by one for each rank, in one process and in
-    several, on one device a stage and on two; `cheap` programs do nothing but sleep, and XLA runs those in the thread
-    that launches them.
+    The ideal is (m + d - 1) (F + B). Steps are dispatched in one process and in several, on one device a stage and on
+    two.
     """
     request_host_devices(NUM_DEVICES, os.environ)
     sleep_op.register()
-    for num_devices, cheap in ((1, False), (1, True), (2, False)):
-        given = sleeping(2, MICRO_BATCHES, num_devices, cheap=cheap)
-        for threads in (False, True) if num_devices == 1 else (False,):
-            took_s = median(one.whole_s for one in times(given, options.repeats, threads=threads))
-            yield _slept(2, num_devices, f"{', cheap' * cheap}, one process, {_who(threads)}", took_s)
+    for num_devices in (1, 2):
+        took_s = median(one.whole_s for one in times(sleeping(2, MICRO_BATCHES, num_devices), options.repeats))
+        yield _slept(2, num_devices, ", one process", took_s)
     several = ((2, 1, "transfer server"), (2, 1, "streams"), (2, 2, "transfer server"), (4, 2, "transfer server"))
     for num_stages, num_devices, transport in several:
         given = sleeping(num_stages, MICRO_BATCHES, num_devices)

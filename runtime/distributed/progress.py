@@ -72,12 +72,10 @@ class StageProgress:
         if executor is None:
             return ""
         progress = executor.progress()
-        texts = [
-            f"dispatch is at instruction {place} of {len(executor.instructions)}, "
-            f"{describe(executor.part, executor.instructions[place])}"
-            for place in progress.places
-            if progress.running and place is not None
-        ]
+        texts = []
+        if progress.running and progress.place is not None:
+            what = describe(executor.part, executor.instructions[progress.place])
+            texts.append(f"dispatch is at instruction {progress.place} of {len(executor.instructions)}, {what}")
         for rank, place in sorted(self._ends.open_runs().items() if self._ends is not None else ()):
             moves = [describe(executor.part, one) for one in _incoming(executor, place)]
             after = f", which takes {' and '.join(moves)}" if moves else ""

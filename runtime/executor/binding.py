@@ -1,17 +1,12 @@
 """A process's list of instructions as functions without arguments.
 
-Each knows its slots, its program and its peer before the first step.
-
-The list is run in one or more *queues*, each a thread that follows the list's order among the instructions of its
-ranks. What passes from one queue to another goes through a copy, and the queue that takes it waits right before the
-copy's first use. The order of the whole list is one in which the queues can always go on, so they cannot wait for each
-other in a circle.
+Each knows its slots, its program and its peer before the first step. They are called in the list's order, but that what
+is waited for is received right before its first use.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
@@ -32,7 +27,6 @@ from rhino.ir.plan.instructions import (
     Send,
     rank_of,
     reads,
-    writes,
 )
 from rhino.ir.plan.parts import Part
 from rhino.runtime.executor.executable import same_placement
@@ -58,10 +52,6 @@ class Observer(Protocol):
         """
 
 
-class Stopped(Exception):  # noqa: N818 - no error of its own
-    """Another queue has failed."""
-
-
 @dataclass(slots=True, eq=False)
 class Memory:
     """What the instructions of a process work on.
@@ -74,12 +64,11 @@ class Memory:
     results: list[Any]
     tokens: list[Any]
     step: int = 0
-    stopped: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DispatchQueue:
-    """One thread's part of the list: `places[i]` is where action i comes from in the process's list."""
+    """What is called in a step: `places[i]` is where action i comes from in the process's list."""
 
     places: list[int] = field(default_factory=list)
     actions: list[Action] = field(default_factory=list)
@@ -98,14 +87,12 @@ class DispatchQueue:
 class Binder:
     """What instructions are bound to.
 
-    `queue_of` says in which queue each rank's instructions run, and `processes` [ranks][devices] in which process each
-    device of each rank is, where there are several.
+    `processes` [ranks][devices] says in which process each device of each rank is, where there are several.
     """
 
     part: Part
     ranks: Mapping[int, RankDevices]
     programs: Mapping[tuple[int, int], RankProgram]
-    queue_of: Mapping[int, int]
     transport: Transport | None
     processes: Sequence[Sequence[int]]
     memory: Memory
@@ -113,33 +100,22 @@ class Binder:
     bound: dict[object, Any] = field(default_factory=dict)
     """What was compiled for moves that are alike."""
 
-    def bind(self, instructions: Sequence[Local], *, checked: bool) -> tuple[list[DispatchQueue], list[threading.Lock]]:
-        """Returns the queues of a list, and the locks that they wait at.
-
-        If `checked`, every array is checked before it is used.
-        """
-        queues = [DispatchQueue() for _ in range(max(self.queue_of.values()) + 1)]
-        locks: list[threading.Lock] = []
+    def bind(self, instructions: Sequence[Local], *, checked: bool) -> DispatchQueue:
+        """Returns the actions of a list; if `checked`, every array is checked before it is used."""
+        queue = DispatchQueue()
         # By slot: what must be done before its first use, and for which place.
         awaited: dict[int, tuple[int, Action]] = {}
         for place, one in enumerate(instructions):
-            for queue, part in self._by_queue(one):
-                for slot in sorted({*reads(part), *(part.slots if isinstance(part, Free) else ())} & awaited.keys()):
-                    queues[queue].add(*awaited.pop(slot))
-                action = self._noted(place, part, self._action(place, part, checked=checked))
-                if isinstance(part, Receive) and self._transport.waits:
-                    awaited[part.target] = place, action
-                    continue
-                if isinstance(part, Copy) and self._queue(part.target) != queue:
-                    lock = threading.Lock()
-                    lock.acquire()
-                    locks.append(lock)
-                    awaited[part.target] = place, self._wait(lock)
-                    action = _then(action, lock.release)
-                queues[queue].add(place, action)
-        for slot, (place, action) in awaited.items():
-            queues[self._queue(slot)].add(place, action)
-        return queues, locks
+            for slot in sorted({*reads(one), *(one.slots if isinstance(one, Free) else ())} & awaited.keys()):
+                queue.add(*awaited.pop(slot))
+            action = self._noted(place, one, self._action(place, one, checked=checked))
+            if isinstance(one, Receive) and self._transport.waits:
+                awaited[one.target] = place, action
+            else:
+                queue.add(place, action)
+        for place, action in awaited.values():
+            queue.add(place, action)
+        return queue
 
     @property
     def _transport(self) -> Transport:
@@ -150,17 +126,6 @@ class Binder:
                 fix="give devices for all ranks, or a transport",
             )
         return self.transport
-
-    def _queue(self, slot: int) -> int:
-        return self.queue_of[self.part.slots[slot].rank]
-
-    def _by_queue(self, one: Local) -> Iterable[tuple[int, Local]]:
-        """The instruction, or its part of each queue; a copy runs in the queue that gives."""
-        if not isinstance(one, Free):
-            yield self._queue((*reads(one), *writes(one))[0]), one
-            return
-        for queue in sorted({self._queue(slot) for slot in one.slots}):
-            yield queue, Free(tuple(slot for slot in one.slots if self._queue(slot) == queue))
 
     def _layout(self, slot: int) -> Layout:
         return self.part.slots[slot].layout
@@ -327,16 +292,6 @@ class Binder:
         def action() -> None:
             parts = [part for take in takes for part in take()]
             slots[target] = join([parts[place] for place in places])
-
-        return action
-
-    def _wait(self, lock: threading.Lock) -> Action:
-        memory = self.memory
-
-        def action() -> None:
-            lock.acquire()
-            if memory.stopped:
-                raise Stopped
 
         return action
 

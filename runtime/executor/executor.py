@@ -40,9 +40,8 @@ from rhino.ir.plan.parts import Part, part_of
 from rhino.ir.plan.plan import meshes_text
 from rhino.ir.plan.step_memory import memory_of
 from rhino.ir.plan.verify import verify
-from rhino.runtime.executor.binding import Binder, Memory, Observer
+from rhino.runtime.executor.binding import Binder, DispatchQueue, Memory, Observer
 from rhino.runtime.executor.compile_cache import CompileCache
-from rhino.runtime.executor.dispatch_threads import DispatchThreads
 from rhino.runtime.executor.executable import Host, failed_run, off_host, put, same_placement
 from rhino.runtime.executor.rank_program import RankDevices, compile_programs, dtype_of
 from rhino.runtime.executor.transport import Transport
@@ -61,24 +60,22 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where an executor is: in step `step`, with each queue at its place of the list in `places`.
+    """Where an executor is: in step `step`, dispatching the instruction at `place` of the list, None past the end.
 
-    Steps count from 0; before the first, `step` is -1. A queue at its end has None for its place. If it is not
-    `running`, dispatch is between steps.
-
-    Not `running` is between steps, as far as dispatch goes.
+    Steps count from 0; before the first, `step` is -1. If it is not `running`, dispatch is between steps.
     """
 
     step: int
     running: bool
-    places: tuple[int | None, ...]
+    place: int | None
 
 
 class Executor:
     """A step, or the part of it that this process runs, on the devices of this process's ranks.
 
     Every process runs its part of the step's list in the list's order, so programs of ranks in several processes start
-    in one order everywhere, and none waits for what stands behind it.
+    in one order everywhere, and none waits for what stands behind it. One thread does that: no backend computes in the
+    thread that launches, but XLA's for hosts what is next to nothing (jaxlib 0.10.2).
 
     Shapes: arguments and results are global, in their stored shape.
     """
@@ -93,7 +90,6 @@ class Executor:
         *,
         cache: CompileCache | None = None,
         options: tuple[CompileOption, ...] = (),
-        threads: bool = True,
         recorder: Observer | None = None,
     ) -> None:
         """Compiles, binds and connects.
@@ -107,9 +103,6 @@ class Executor:
             processes: the process of each device of each rank [ranks][devices], where there is a transport.
             cache: what has been compiled before.
             options: more of the compiler's options.
-            threads: whether each rank is dispatched by a thread of its own, where all have one device. Where some have
-                several, one thread dispatches all: XLA's CPU client launches one program on several devices at a time,
-                so any other order than the list's could wait in a circle.
             recorder: notes what is done; it costs time and memory.
 
         Raises:
@@ -150,14 +143,12 @@ class Executor:
         for slot, number in part.constants:
             self._empty[slot] = _constant(number, part.slots[slot].layout, rank_devices[part.slots[slot].rank])
         self.memory = Memory(list(self._empty), [], [], [None] * len(self.instructions))
-        threads = threads and all(mesh.num_devices == 1 for mesh in part.meshes)
-        queue_of = {rank: number if threads else 0 for number, rank in enumerate(self.ranks)}
         if recorder is not None:
             recorder.attach(part, self.instructions)
-        binder = Binder(part, rank_devices, self.programs, queue_of, transport, processes, self.memory, recorder)
+        binder = Binder(part, rank_devices, self.programs, transport, processes, self.memory, recorder)
         self._checked, self._fast = (binder.bind(self._numbered(), checked=checked) for checked in (True, False))
-        self._threads = DispatchThreads(len(self._fast[0]), self.memory)
         self._num_steps = 0
+        self._position = 0
         self._broken = False
         self._running = False
 
@@ -199,20 +190,31 @@ class Executor:
         memory.tokens[:] = [None] * len(memory.tokens)
         memory.step = self.transport.next_step() if self.transport else self._num_steps
         del placed
-        queues, locks = self._fast if self._num_steps else self._checked
+        queue = self._fast if self._num_steps else self._checked
         self._num_steps += 1
         self._running, self._broken = True, True
         try:
-            failure = self._threads.run(queues, locks)
+            error = self._dispatch(queue)
         finally:
             self._running = False
-        if failure is not None:
-            self._fail(failure.place, failure.error)
+        if error is not None:
+            self._fail(queue.places[self._position], error)
         self._broken = False
         results = list(memory.results)
         memory.results.clear()
         memory.slots[:] = self._empty
         return results
+
+    def _dispatch(self, queue: DispatchQueue) -> Exception | None:
+        """Runs all actions; returns what the one at `_position` raised, after which nothing may be run again."""
+        try:
+            for position, action in enumerate(queue.actions):
+                self._position = position
+                action()
+        except Exception as error:
+            return error
+        self._position = len(queue.actions)
+        return None
 
     def place(self, arguments: Sequence[Argument]) -> list[Argument]:
         """Returns `arguments` with those that ranks of this process are fed placed where the step needs them.
@@ -241,9 +243,8 @@ class Executor:
                     self._fail(place, error)
 
     def close(self) -> None:
-        """Ends the executor's threads and drops its arrays; the transport stays."""
+        """Drops the executor's arrays; the transport stays."""
         self._broken = True
-        self._threads.close()
         self.memory.slots.clear()
         self.memory.tokens.clear()
 
@@ -257,9 +258,8 @@ class Executor:
 
     def progress(self) -> Progress:
         """Returns where the executor is; from any thread."""
-        queues = self._fast[0]  # of the same places as the checked ones
-        places = tuple(queue.place(position) for queue, position in zip(queues, self._threads.positions, strict=True))
-        return Progress(self._num_steps - 1, self._running, places)
+        place = self._fast.place(self._position)  # the checked actions are of the same places
+        return Progress(self._num_steps - 1, self._running, place)
 
     def launched(self) -> dict[int, list[tuple[int, Any]]]:
         """Returns, by rank, the runs dispatched in the current step.
