@@ -140,7 +140,13 @@ def _searched(
         setup = workers.setup = folded(setup)
         space = _space(setup, request, stages)
         explored = explore(
-            space, workers.evaluate, on_round, request.strategy, foresee=workers.foresee, screen=workers.screen
+            space,
+            workers.evaluate,
+            on_round,
+            request.strategy,
+            foresee=workers.foresee,
+            screen=workers.screen,
+            look=workers.look,
         )
     end = _End(setup, explored, make, compiles)
     end.make_best()
@@ -306,7 +312,7 @@ class _End(Generic[T]):
     def reopen(self, space: Space, workers: Workers, on_round: Callable[[Explored], None], strategy: str) -> None:
         """Looks at what was cut off, or passed over, at less than the step of the programs of the best plan."""
         known = self.explored, self.least_s, self.done, space
-        self.explored = reopen(*known, workers.evaluate, on_round, strategy, workers.screen)
+        self.explored = reopen(*known, workers.evaluate, on_round, strategy, workers.screen, workers.look)
 
     def is_worth(self, estimate: Estimate, made: dict[PlanConfig, int]) -> bool:
         """Says whether one more plan may be made, given how many of each configuration were made.

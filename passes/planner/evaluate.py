@@ -52,15 +52,18 @@ from rhino.passes.planner.staged_outcomes import (
     staged_step,
     with_recomputed,
 )
+from rhino.passes.planner.whole_loops import WholeLoops
 from rhino.passes.registry import before_choice
 from rhino.passes.sharding.planning_pass import Target, begin_choice, group_target, rank_target, with_offload
 from rhino.passes.textual_pipelines import build_pass_manager
 from rhino.strategies.autotune.base import (
+    ABOUT,
     MOST,
     NEARLY,
     CutOff,
     Estimate,
     Found,
+    Look,
     Outcome,
     PlanConfig,
     Refused,
@@ -159,6 +162,7 @@ class Evaluator:
     """The last look at ranks of unlike meshes: of which step, and on which meshes."""
 
     ops_read: int = 0
+    whole_loops: WholeLoops = field(init=False)
     dividers: dict[bytes, Divider] = field(default_factory=dict)
     rematerializer: Rematerializer = field(init=False)
 
@@ -166,10 +170,18 @@ class Evaluator:
         self.cluster = load_cluster(self.setup.cluster)
         self.context = make_context()
         self.rematerializer = Rematerializer(self.context)
+        self.whole_loops = WholeLoops(self.setup.schedules, self.limits)
 
-    def answer(self, request: PlanConfig | Screening, cutoff_s: float) -> Outcome | Found:
-        """Returns the outcome of a configuration, or what a screening finds."""
-        return self.screened(request, cutoff_s) if isinstance(request, Screening) else self.outcome(request, cutoff_s)
+    def answer(self, request: PlanConfig | Screening | Look, cutoff_s: float) -> Outcome | Found | float:
+        """Returns the outcome of a configuration, what a screening finds, or about what a configuration takes."""
+        match request:
+            case Screening():
+                return self.screened(request, cutoff_s)
+            case Look():
+                with self.context:
+                    return self.about_s(request.config)
+            case PlanConfig():
+                return self.outcome(request, cutoff_s)
 
     def outcome(self, config: PlanConfig, cutoff_s: float = inf) -> Outcome:
         """Returns the outcome of a configuration.
@@ -183,6 +195,11 @@ class Evaluator:
             found = list[Outcome]()
             every = self.placements(config)
             with self.context:
+                about_s = self.about_s(config, cutoff_s) if config.stages > 1 and cutoff_s < inf else 0.0
+                if about_s * (1 - ABOUT) >= cutoff_s:
+                    _, whole = self.program(replace(config, stages=1), mesh_of_shape(config.mesh))
+                    least_s = arithmetic_s(whole.graph, self.cluster)
+                    return CutOff(config, least_s, least_s, by_memory=False, estimated_s=about_s)
                 step = self.program(config, mesh_of_shape(config.mesh))
                 for target, clusters in every.items():
                     if self.cluster.groups and found and not isinstance(found[0], Estimate):
@@ -192,6 +209,26 @@ class Evaluator:
             return best_placed(found)
         except RhinoError as error:
             return Refused(config, error.what, by_memory=False)
+
+    def about_s(self, config: PlanConfig, cutoff_s: float = inf) -> float:
+        """Returns about what a configuration takes whose loops over layers are cut for stages; 0 where none are.
+
+        Where it is known to take `cutoff_s` or longer, that is enough.
+        """
+        if not self.has_layers or config.meshes or config.replicas > 1 or self.setup.options.get(_OFFLOAD):
+            return 0.0
+        least_s = self.whole_loops.least_s(config)
+        if least_s * (1 - ABOUT) >= cutoff_s:
+            return least_s
+        try:
+            _, program = self.program(replace(config, stages=1), mesh_of_shape(config.mesh))
+        except RhinoError:  # which planning tells
+            return 0.0
+        ranks = {
+            target: max(self.effective_ranks(config, target, one) for one in clusters)
+            for target, clusters in self.placements(config).items()
+        }
+        return self.whole_loops.about_s(config, program, ranks)
 
     def on_target(
         self,
@@ -642,9 +679,11 @@ def make_space(
     with context:
         program = read_program(entry_function(module), mesh_of_shape((1,)), setup.file)
         unsplit = build(program.graph, rank_target(cluster, mesh_of_shape((1,)), cluster.num_devices).model).problem
+    layers = find_layers(entry_function(module).regions[0].blocks[0])
+    most_stages = _most_stages(program.graph, sum(one.trips for one in layers), cluster.num_devices)
+    counts = stages or [count for count in range(1, most_stages + 1) if cluster.num_devices % count == 0]
     argument_bytes = sum(program.graph.type_of(value).num_bytes for value in range(len(program.graph.arguments)))
     passing = max(0.0, float(unsplit.least_memory().max(initial=0.0)) - argument_bytes)
-    counts = stages or [count for count in range(1, cluster.num_devices + 1) if cluster.num_devices % count == 0]
     found = {count: tuple(meshes) or rank_meshes(cluster, count) for count in counts if count == 1 or numbers[-1] > 1}
     if replicas or unlike:
         found = {}
@@ -671,6 +710,16 @@ def make_space(
         rank_shapes=unlike_meshes(cluster),
         unlike_stages=tuple([count for count in unlike_stages if 1 < count < cluster.num_devices]),
     )
+
+
+def _most_stages(graph: Graph, layers: int, num_devices: int) -> int:
+    """Returns in how many stages a step is looked at: none does less than one of the `layers` that loops run over."""
+    works = graph.times() * np.array([cls.flops for cls in graph.classes], dtype=float)[graph.op_class]
+    inside = np.zeros(graph.num_ops, dtype=bool)
+    for loop in graph.loops:
+        inside[loop.op : loop.end] = True
+    of_loops = works[inside].sum()
+    return min(num_devices, int(layers * works.sum() / of_loops)) if layers and of_loops else num_devices
 
 
 def _numbers(module: ir.Module, setup: Setup) -> tuple[int, ...]:

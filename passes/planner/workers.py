@@ -23,7 +23,7 @@ from typing import Any, Final, TypeAlias
 
 from rhino.passes.planner.evaluate import MOST_OPS, Evaluator
 from rhino.passes.planner.setup import Setup
-from rhino.strategies.autotune.base import ROUND, Found, Outcome, PlanConfig, Screening
+from rhino.strategies.autotune.base import ROUND, Found, Look, Outcome, PlanConfig, Screening
 
 _SERVE: Final = """\
 import json, sys
@@ -45,7 +45,10 @@ COLLECTED: Final = MOST_OPS // 4
 There is little of it, and to look for it after each step takes long.
 """
 
-Request: TypeAlias = tuple[PlanConfig | Screening, float]
+Asked: TypeAlias = PlanConfig | Screening | Look
+"""What is asked for."""
+
+Request: TypeAlias = tuple[Asked, float]
 """A configuration, and the seconds that cut it off: all that its outcome depends on. Or a screening, and the same."""
 
 
@@ -129,7 +132,13 @@ class Workers:
         found: list[Found] = self._answers(requests, cutoff_s)
         return found
 
-    def _answers(self, asked: Sequence[PlanConfig | Screening], cutoff_s: float) -> list[Any]:
+    def look(self, configs: Sequence[PlanConfig]) -> list[float]:
+        """Returns about what configurations take, 0 for those that have to be planned to tell."""
+        self.foreseen = ()
+        found: list[float] = self._answers([Look(one) for one in configs], inf)
+        return found
+
+    def _answers(self, asked: Sequence[Asked], cutoff_s: float) -> list[Any]:
         if self.most:
             try:
                 return self._shared(asked, cutoff_s)
@@ -145,7 +154,7 @@ class Workers:
         if self.folder is not None:
             self.folder.cleanup()
 
-    def _shared(self, asked: Sequence[PlanConfig | Screening], cutoff_s: float) -> list[Any]:
+    def _shared(self, asked: Sequence[Asked], cutoff_s: float) -> list[Any]:
         """Returns what becomes of configurations and screenings, each evaluated by a process that is free.
 
         Raises OSError or EOFError where one is gone.

@@ -19,6 +19,7 @@ from rhino.strategies.autotune.base import (
     Evaluate,
     Evaluations,
     Explored,
+    Looks,
     Outcome,
     PlanConfig,
     Refused,
@@ -58,6 +59,7 @@ def explore(
     foresee: Callable[[Iterator[PlanConfig]], None] = lambda _: None,
     made_s: float | None = None,
     screen: Screen | None = None,
+    look: Looks | None = None,
 ) -> Explored:
     """Returns what became of the configurations of `space`.
 
@@ -67,14 +69,14 @@ def explore(
     configurations came to where less was said of how anything lies; with `made_s` that is the step to beat, whatever is
     estimated. An interruption ends the search with what is known. Before a round `foresee` is given what is likely to
     be asked for behind it, which is found out when it is first read. With `screen` ranks of unlike meshes are
-    looked at.
+    looked at, and with `look` what is promising first.
     """
 
     def round_of(configs: Sequence[PlanConfig], cutoff_s: float) -> Iterable[Outcome]:
         foresee(_foreseen(trials, strategy, set(configs)))
         return evaluate(configs, cutoff_s)
 
-    trials = Evaluations(space, round_of, on_round, Explored(below_s, made_s), relaxed, screen=screen)
+    trials = Evaluations(space, round_of, on_round, Explored(below_s, made_s), relaxed, screen=screen, look=look)
     try:
         _run(strategy, trials)
     except SpentError:
@@ -114,6 +116,7 @@ def reopen(
     on_round: Callable[[Explored], None] = lambda _: None,
     strategy: str = DEFAULT,
     screen: Screen | None = None,
+    look: Looks | None = None,
 ) -> Explored:
     """Runs the search again with `made_s`, the step of the best plan whose programs were made, as the step to beat.
 
@@ -132,7 +135,7 @@ def reopen(
         return [known.get(one) or found[one] for one in configs]
 
     try:
-        again = explore(space, evaluated, on_round, strategy, made_s=made_s, screen=screen)
+        again = explore(space, evaluated, on_round, strategy, made_s=made_s, screen=screen, look=look)
     except KeyboardInterrupt:
         again = Explored(made_s=made_s)
         again.interrupt()
@@ -197,6 +200,7 @@ def _foreseen(trials: Evaluations, strategy: str, in_progress: Collection[PlanCo
             guesses,
             explored=Explored(trials.explored.below_s, trials.explored.made_s),
             relaxed=trials.relaxed,
+            looked=dict(trials.looked),
         )
         with suppress(_EnoughError, SpentError):
             _run(strategy, again)

@@ -71,7 +71,7 @@ Rank = tuple[int, float]
 
 def search(trials: Evaluations) -> None:
     """Alleviates from balanced plans, one of each number of stages, and then stage by stage."""
-    alleviate(trials, balanced(trials.space))
+    alleviate(trials, trials.promising_first(balanced(trials.space)))
     unlike.on_unlike_ranks(trials, by_moves=True)
 
 

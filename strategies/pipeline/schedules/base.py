@@ -57,6 +57,13 @@ class Schedule:
         """How many stages a rank has where nobody gives another number: two where it may hold several."""
         return 2 if self.chunked else 1
 
+    def idle_share(self, num_ranks: int, num_micro_batches: int) -> float:
+        """Returns how long ranks wait at both ends of a step, relative to what they compute (docs/pipelines.md).
+
+        That holds for equal stages, and transfers that take no time.
+        """
+        return (num_ranks - 1) / ((3 if self.splits_backward else self.stages_per_rank) * num_micro_batches)
+
 
 def one_stage_each(pipeline: Pipeline, tasks: Callable[[Pipeline, int], list[Task]]) -> Order:
     """Returns the order in which rank s holds stage s alone and runs `tasks(pipeline, s)`."""

@@ -1,0 +1,73 @@
+"""About what a pipeline takes, told by whole loops: against what planning it comes to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+from scanned_steps import STEPS, text
+
+from rhino.ir.mlir.bindings import ir, make_context
+from rhino.ir.mlir.manual import bytecode
+from rhino.ir.mlir.reader import read_module
+from rhino.passes.base import Remarks
+from rhino.passes.frontend.normalize import Normalize
+from rhino.passes.planner.evaluate import Evaluator, make_space
+from rhino.passes.planner.setup import Setup
+from rhino.strategies.autotune.base import ABOUT, CutOff, Estimate, Evaluations, PlanConfig, Space
+
+
+@pytest.fixture(scope="module")
+def evaluator() -> Evaluator:
+    context = make_context()
+    module = read_module(text(STEPS["plain"]), "scanned", context)
+    with context, ir.Location.unknown():
+        Normalize().run(module.operation, Remarks())
+    return Evaluator(Setup(bytecode(module), "scanned", "cpu8", 2.0**31, {}))
+
+
+def test_pipelines_take_no_less_than_whole_loops_say(evaluator: Evaluator):
+    """Six layers in two stages, three each: sharded in pieces, a step takes about as long as with whole loops."""
+    for mesh, number in (((2, 2), 2), ((2, 2), 4), ((4,), 4)):
+        config = PlanConfig(2, mesh, number)
+        planned = evaluator.outcome(config)
+        assert isinstance(planned, Estimate)
+        with evaluator.context:
+            about_s = evaluator.about_s(config)
+        assert 0 < about_s * (1 - ABOUT) <= planned.quickest.step_s
+
+
+def test_what_is_about_too_slow_is_not_cut_in_pieces(evaluator: Evaluator):
+    config = PlanConfig(3, (2,), 4)
+    with evaluator.context:
+        about_s = evaluator.about_s(config)
+    found = evaluator.outcome(config, about_s / 2)
+    assert isinstance(found, CutOff)
+    assert found.estimated_s == about_s
+    assert found.bound_s < about_s
+    assert "step-3" not in evaluator.modules
+    more = PlanConfig(3, (2,), 8)
+    with evaluator.context:
+        assert evaluator.about_s(more, about_s / 2) <= evaluator.about_s(more)
+
+
+def test_a_step_without_loops_has_to_be_planned_to_tell(evaluator: Evaluator):
+    with evaluator.context:
+        assert evaluator.about_s(PlanConfig(2, (2,), 4, meshes=((2,), (4,)))) == 0.0
+
+
+def test_no_stage_has_less_than_a_layer(evaluator: Evaluator):
+    """Of six layers, and what is around them, a step on 16 devices is looked at in eight stages at most."""
+    assert sorted(make_space(replace(evaluator.setup, cluster="v100x8x2")).meshes) == [1, 2, 4, 8]
+
+
+def test_promising_configurations_come_first_and_of_alike_ones_those_of_few_stages():
+    seconds = {1: 9.0, 2: 4.0, 4: 3.03, 8: 3.0, 16: 3.01}
+    configs = [PlanConfig(stages, (1,), 32) for stages in seconds]
+    trials = Evaluations(
+        Space({}, (32,), 1.0), lambda _, __: [], look=lambda asked: [seconds[one.stages] for one in asked]
+    )
+    assert [one.stages for one in trials.promising_first(configs)] == [4, 8, 16, 2, 1]
+    assert trials.looked[configs[0]] == 9.0
+    assert Evaluations(Space({}, (32,), inf), lambda _, __: []).promising_first(configs) == configs
