@@ -2,8 +2,9 @@
 
 Each row is a training step of a scanned model with a kernel for attention, from shapes alone, with `jax.checkpoint`
 around layers unless the row's name ends in -free. It is planned as a user plans it, and as its experts say: an expert's
-pins (experts.py) for the mesh of a public configuration, completed by the same search. What is published is of the same
-model on as many devices of the kind as the source has, which is named in the row.
+pins (experts.py) for the mesh of a public configuration, completed by the same search. What is published is of the
+model and the devices that the source has, which is named in the row, and so is what sets it apart from the row, where
+something does.
 
     plan        mesh, and micro-batches or stages where there are several
     share       FLOP of the model over those of the machine in that time: 6 for each token and parameter (of experts
@@ -11,8 +12,9 @@ model on as many devices of the kind as the source has, which is named in the ro
                 sees, and element of a head; nothing for what is recomputed
     planning    processor seconds of the command, tracing left out
 
-Exit code: with `--check` 1 if an expert's plan is faster than ours by more than 0.1 %, a row has no plan, or planning
-takes more than 120 processor seconds.
+Exit code: with `--check` 1 if an expert's plan is faster than ours by more than 0.1 %, a row has no plan, planning
+takes more than 120 processor seconds, or a share is off by more than a factor of 1.25 from what was published of the
+same.
 """
 
 from __future__ import annotations
@@ -47,6 +49,9 @@ TOLERANCE: Final = 1e-3
 
 MOST_PLANNING_S: Final = 120
 """Processor seconds of a row."""
+
+FACTOR: Final = 1.25
+"""By what factor a share may be off from what was published of the same."""
 
 _CUDNN: Final = 91000
 """The version of cuDNN that a step is lowered for: where none is installed, JAX asks for that alone."""
@@ -94,6 +99,20 @@ class Expert:
 
 
 @dataclass(frozen=True, slots=True)
+class Published:
+    """A share of a machine that was published, and by whom; `apart` says what sets the row apart from it."""
+
+    share: float
+    source: str
+    apart: str = ""
+
+    def __str__(self) -> str:
+        """Says it in words."""
+        words = f"{self.source}: {self.share:.0%}"
+        return f"{words}; not compared: {self.apart}" if self.apart else words
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """A model's preset with sizes on so many devices of a kind, how it is planned, its experts, what is published."""
 
@@ -103,7 +122,7 @@ class Row:
     sizes: dict[str, Any]
     experts: tuple[Expert, ...]
     words: tuple[str, ...] = SHARD
-    published: str = ""
+    published: Published | None = None
 
     @property
     def case(self) -> str:
@@ -121,12 +140,23 @@ def fsdp_tp(mesh: str, *words: str) -> Expert:
     return Expert(mesh, (*("zero-3",) * (len(parse_mesh(mesh).axes) - 1), "tp+sp"), words)
 
 
-_LLAMA3: Final = "The Llama 3 Herd of Models, table 4: 43 % on 8,192 (TP 8, PP 16, DP 64), 41 % on 16,384"
-_LLAMA3_LONG: Final = "the same: 38 % on 16,384 (TP 8, CP 16, PP 16, DP 8)"
-_MAXTEXT_V5P: Final = "MaxText, configs/v5p/README.md: 64B on 64 chips 70 %, 512B on 512 chips 64 %"
-_MAXTEXT_70B: Final = "MaxText, reference/models/tiering.md: Llama 2 70B, 512 chips, sequences of 4,096: 65 %"
-_MAXTEXT_MIXTRAL: Final = "MaxText, reference/models/tiering.md: 256 chips, sequences of 4,096: 53 %"
-_MAXTEXT_7B: Final = "MaxText, configs/a3/llama_2_7b/README.md: Llama 2 7B on 64: 409 TFLOP/s, 41 %"
+_LLAMA3: Final = Published(0.43, "The Llama 3 Herd of Models, table 4: 405B on 8,192 H100 (TP 8, PP 16, DP 64)")
+_LLAMA3_LONG: Final = Published(
+    0.38, "The Llama 3 Herd of Models, table 4: 405B on 16,384 H100 (TP 8, CP 16, PP 16, DP 8)", "H100, and not v5p"
+)
+_MAXTEXT_64B: Final = Published(
+    0.70, "MaxText, configs/v5p/README.md and 64b.sh: 64B on 64, what products give is kept"
+)
+_MAXTEXT_512B: Final = Published(
+    0.64, "MaxText, configs/v5p/README.md and 512b.sh: 512B on 512, whole layers recomputed"
+)
+_MAXTEXT_70B: Final = Published(0.654, "MaxText, reference/models/tiering.md: Llama 2 70B on 512, sequences of 4,096")
+_MAXTEXT_MIXTRAL: Final = Published(0.526, "MaxText, reference/models/tiering.md: 256, sequences of 4,096")
+_MAXTEXT_7B: Final = Published(0.41, "MaxText, configs/a3/llama_2_7b/README.md: Llama 2 7B on 64: 409 TFLOP/s")
+
+_SCALED: Final = {"vocab": 32000, "seq": 2048}
+"""What MaxText's models of a scale have in common: of scale s all sizes are the cube root of s times those of scale 1,
+which has 16 layers, 16 heads, 2,048 features, and 7,168 in its feed-forward layers."""
 
 SHORT, LONG = 8192, 131072
 
@@ -137,7 +167,21 @@ ROWS: Final[dict[str, Row]] = {
         "llama-3-8b", "h100", 64, {"seq": SHORT, "batch": 128}, (fsdp("64"), fsdp_tp("8x8")), published=_MAXTEXT_7B
     ),
     "8b-v5p-64": Row(
-        "llama-3-8b", "v5p", 64, {"seq": SHORT, "batch": 128}, (fsdp("64"), fsdp_tp("16x4")), published=_MAXTEXT_V5P
+        "llama-3-8b",
+        "v5p",
+        64,
+        {"seq": SHORT, "batch": 128},
+        (fsdp("64"), fsdp_tp("16x4")),
+        published=replace(_MAXTEXT_64B, apart="another model, and layers that are recomputed"),
+    ),
+    "64b-v5p-64-free": Row(
+        "llama-3-8b",
+        "v5p",
+        64,
+        {**_SCALED, "layers": 64, "heads": 64, "kv_heads": 64, "hidden": 8192, "ffn": 28672, "batch": 192}
+        | {"remat": False},
+        (fsdp_tp("16x4"),),
+        published=_MAXTEXT_64B,
     ),
     "8b-h100-64-free": Row(
         "llama-3-8b",
@@ -171,14 +215,27 @@ ROWS: Final[dict[str, Row]] = {
         512,
         {"seq": SHORT, "batch": 512},
         (
-            fsdp("512"),
             fsdp_tp("64x8", "--micro-batches=8"),
+            fsdp_tp("4x8", "--auto-parallel", "--stages=16", "--micro-batches=128"),
         ),
-        (*SHARD, "--micro-batches=8"),
+        ("--auto-parallel", "--jobs=1"),
         _LLAMA3,
     ),
     "405b-v5p-512": Row(
-        "llama-3-405b", "v5p", 512, {"seq": SHORT, "batch": 512}, (fsdp("512"), fsdp_tp("64x8")), published=_MAXTEXT_V5P
+        "llama-3-405b",
+        "v5p",
+        512,
+        {"seq": SHORT, "batch": 512},
+        (fsdp("512"), fsdp_tp("64x8")),
+        published=replace(_MAXTEXT_512B, apart="another model"),
+    ),
+    "512b-v5p-512": Row(
+        "llama-3-8b",
+        "v5p",
+        512,
+        {**_SCALED, "layers": 128, "heads": 128, "kv_heads": 128, "hidden": 16384, "ffn": 57344, "batch": 1024},
+        (fsdp_tp("64x8"),),
+        published=_MAXTEXT_512B,
     ),
     "8b-long-h100-64": Row("llama-3-8b", "h100", 64, {"seq": LONG, "batch": 8}, (fsdp_tp("8x8"),)),
     "8b-long-v5p-64": Row("llama-3-8b", "v5p", 64, {"seq": LONG, "batch": 16}, (fsdp_tp("16x4"),)),
@@ -254,6 +311,14 @@ class Result:
         """Our step over the best expert's."""
         return self.ours.step_s / self.best_expert.step_s if self.best_expert else None
 
+    @property
+    def off(self) -> float | None:
+        """Our share over what was published of the same."""
+        published = self.row.published
+        if published is None or published.apart or self.ours.error:
+            return None
+        return self.share(self.ours.step_s) / published.share
+
 
 def planned(who: str, step: Path, words: Sequence[str], timeout_s: float) -> Found:
     """Returns the plan that the command makes of a step, or why it makes none."""
@@ -304,7 +369,8 @@ def expert_words(row: Row, expert: Expert, text: bytes, folder: Path) -> list[st
     module = read_module(text, row.preset, make_context())
     constraints = folder / "expert.toml"
     constraints.write_text(pins(case, module, parse_mesh(expert.mesh), expert.roles), encoding="utf-8")
-    return ["--auto-shard", f"--mesh={expert.mesh}", f"--constraints={constraints}", *expert.words]
+    how = () if "--auto-parallel" in expert.words else ("--auto-shard",)
+    return [*how, f"--mesh={expert.mesh}", f"--constraints={constraints}", *expert.words]
 
 
 def records(options: Options) -> Iterator[Result]:
@@ -321,6 +387,8 @@ def faults(results: Sequence[Result]) -> Iterator[str]:
             yield f"{one.name}: an expert's plan is faster: {one.best_expert}"
         if one.ours.processor_s > MOST_PLANNING_S:
             yield f"{one.name}: planning takes {one.ours.processor_s:.0f} processor s"
+        if one.off is not None and not 1 / FACTOR <= one.off <= FACTOR:
+            yield f"{one.name}: a share that is {one.off:.2f} times what was published: {one.row.published}"
 
 
 def _experts_cell(one: Result) -> str:
@@ -348,7 +416,7 @@ QUESTION: Final = Question(
         "best expert": _experts_cell,
         "its share": _expert_share,
         "ours / its": lambda one: f"{one.ratio:.3f}" if one.ratio is not None and one.ours.form else "",
-        "published": lambda one: one.row.published,
+        "published": lambda one: str(one.row.published or ""),
     },
     (
         option("--rows", [], f"which rows, of {', '.join(ROWS)} (default all)"),

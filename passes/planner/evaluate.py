@@ -80,6 +80,7 @@ from rhino.strategies.pipeline.in_flight import several_in_flight
 from rhino.strategies.pipeline.replicas import micro_batch_s, shares
 from rhino.strategies.pipeline.schedules import SCHEDULES
 from rhino.strategies.pipeline.stages.estimate import StageEstimates
+from rhino.strategies.pipeline.stages.shapes import MOST_DEVICES
 from rhino.strategies.sharding.choice_problem import build
 from rhino.strategies.sharding.memory_fitting import fit
 from rhino.strategies.solver.answer import Answer, Infeasible, Unsolved
@@ -693,7 +694,8 @@ def make_space(
     if count > 1 and numbers[-1] >= count:
         apart = {count: tuple(meshes) or tuple(dict.fromkeys([row, *rank_meshes(cluster, count)]))}
     is_open = numbers[-1] > 1 and not (meshes or replicas or unlike or setup.options.get(_OFFLOAD))
-    unlike_stages = (stages or range(2, cluster.num_devices)) if is_open else ()
+    may_be_unlike = is_open and cluster.num_devices <= MOST_DEVICES
+    unlike_stages = (stages or range(2, cluster.num_devices)) if may_be_unlike else ()
     return Space(
         found,
         numbers,

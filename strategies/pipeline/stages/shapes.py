@@ -38,6 +38,12 @@ _WIDER: Final = (0, 8, 32, 96, 256, 640, 1536, 4096)
 That pays in small steps: the last is 1.65 times the first.
 """
 
+MOST_DEVICES: Final = 62
+"""On how many devices a line can be cut at most.
+
+Numbers of devices, none to all, are bits of 64-bit integers, one of which is the sign.
+"""
+
 _TIMES_EVEN: Final = (1.15, 1.4, 2.0, 4.0, 16.0)
 """Times what even stages would take, each device always busy: up to where limits are looked at, one after the other.
 

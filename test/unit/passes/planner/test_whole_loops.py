@@ -62,6 +62,11 @@ def test_no_stage_has_less_than_a_layer(evaluator: Evaluator):
     assert sorted(make_space(replace(evaluator.setup, cluster="v100x8x2")).meshes) == [1, 2, 4, 8]
 
 
+def test_unlike_ranks_are_looked_at_on_as_many_devices_as_can_be_told_apart(evaluator: Evaluator):
+    assert make_space(replace(evaluator.setup, cluster="h100x8x4")).unlike_stages[-1] == 31
+    assert make_space(replace(evaluator.setup, cluster="h100x8x8")).unlike_stages == ()
+
+
 def test_promising_configurations_come_first_and_of_alike_ones_those_of_few_stages():
     seconds = {1: 9.0, 2: 4.0, 4: 3.03, 8: 3.0, 16: 3.01}
     configs = [PlanConfig(stages, (1,), 32) for stages in seconds]
