@@ -84,6 +84,7 @@ _SOFTMAX: Final[Mapping[str, Callable[[Array], Array]]] = {
     "jax": lambda scores: jax.nn.softmax(scores, axis=-1),
     "log": lambda scores: jnp.exp(jax.nn.log_softmax(scores, axis=-1)),
     "by hand": lambda scores: _by_hand(scores),
+    "sinks": lambda scores: _beside_sinks(scores),
 }
 MASKS: Final = ("none", "causal", "window", "added", "bias", "padding", "given", "distance")
 _GIVEN: Final[Mapping[str, Callable[[Form], tuple[int, ...]]]] = {
@@ -96,6 +97,12 @@ _GIVEN: Final[Mapping[str, Callable[[Form], tuple[int, ...]]]] = {
 def _by_hand(scores: Array) -> Array:
     weights = jnp.exp(scores - jax.lax.stop_gradient(scores.max(-1, keepdims=True)))
     return weights / weights.sum(-1, keepdims=True)
+
+
+def _beside_sinks(scores: Array) -> Array:
+    """Weights beside those of a sink, as gpt-oss has it: keys that nobody reads."""
+    sinks = jnp.broadcast_to(jnp.linspace(-1.0, 1.0, scores.shape[-2])[:, None], (*scores.shape[:-1], 1))
+    return jax.nn.softmax(jnp.concatenate([scores, sinks], axis=-1), axis=-1)[..., :-1]
 
 
 def draw_form(random: np.random.Generator) -> Form:

@@ -27,6 +27,7 @@ from rhino.passes.attention.online_form import Loops
 from rhino.passes.attention.row_sums import simplify_row_sums
 from rhino.passes.attention.score_dims import NO_DIMS, in_order
 from rhino.passes.attention.score_region import Refused, Region, Value, ops_of_softmaxes, regions_of
+from rhino.passes.attention.split_columns import split_columns
 from rhino.passes.base import Pass, Remarks, opt
 from rhino.passes.frontend.loop_stashes import shrink_stashes
 from rhino.passes.frontend.tidy import tidy
@@ -52,6 +53,8 @@ class BlockwiseAttention(Pass):
     def run(self, module: ir.Operation, remarks: Remarks) -> None:
         """Rewrites `module` in place."""
         most = parse_attention(self.attention, remarks.file)
+        for block in _blocks(entry_function(module, remarks.file).operation):
+            split_columns(block)
         with with_rules(module):
             _unstack(entry_function(module, remarks.file))
         run_on_functions(module, "cse")  # what was copied for one stack is what was for another

@@ -31,10 +31,8 @@ BROADCAST: Final = "stablehlo.broadcast_in_dim"
 CONVERT: Final = "stablehlo.convert"
 RESHAPE: Final = "stablehlo.reshape"
 EXPONENTIAL: Final = "stablehlo.exponential"
-_SHIFTING: Final = frozenset(
-    f"stablehlo.{name}" for name in ("slice", "pad", "concatenate", "reverse", "dynamic_slice")
-)
-_BLOCKWISE: Final = FUSIBLE - _SHIFTING
+SHIFTING: Final = frozenset(f"stablehlo.{name}" for name in ("slice", "pad", "concatenate", "reverse", "dynamic_slice"))
+_BLOCKWISE: Final = FUSIBLE - SHIFTING
 """Ops beside products that give each block of queries and keys from the blocks that they read."""
 
 
@@ -88,8 +86,8 @@ class Region:
         """Finds the region. Raises Refused where it cannot be computed in blocks."""
         scores, key = self.top.operands[0], self._reduced_dim()
         product, query = _product_of(scores, key, self.block)
-        if query is None:
-            raise Refused(product, "its largest numbers are taken over what is no product of queries and keys")
+        if product is None or query is None:
+            raise Refused(product or self.top, "its largest numbers are taken over what is no product of queries and keys")
         self.product = product
         self.num_queries, self.num_keys = shape_of(scores)[query], shape_of(scores)[key]
         self._pull(scores, At(query, key))
@@ -248,7 +246,7 @@ def regions_of(block: ir.Block) -> Iterator[Region | Refused]:
     """Yields the attention in a block, or why a softmax stays as it is; a region is one softmax, with its gradient."""
     taken: set[ir.Operation] = set()
     for op in [view.operation for view in block.operations]:
-        if op in taken or not _is_row_maximum(op):
+        if op in taken or not is_row_maximum(op):
             continue
         region = Region(block, op)
         try:
@@ -271,7 +269,7 @@ def ops_of_softmaxes(block: ir.Block) -> set[ir.Operation]:
     found, num_rows = set[ir.Operation](), 0
     ops = [view.operation for view in block.operations]
     for op in ops:
-        if op not in found and _is_row_maximum(op):
+        if op not in found and is_row_maximum(op):
             region = Region(block, op, gives_all=True)
             with suppress(Refused):
                 region.read()
@@ -281,13 +279,14 @@ def ops_of_softmaxes(block: ir.Block) -> set[ir.Operation]:
     return found | {op for op in ops if op.name in FUSIBLE and prod(shape_of(op.results[0])) <= num_rows}
 
 
-def _is_row_maximum(op: ir.Operation) -> bool:
+def is_row_maximum(op: ir.Operation) -> bool:
+    """Says whether an op takes the largest numbers along one dim."""
     if op.name != REDUCE or len(op.results) != 1 or reduction_of(op) != "max":
         return False
     return len(ir.DenseI64ArrayAttr(op.attributes["dimensions"])) == 1
 
 
-def _product_of(value: Value, key: int, block: ir.Block) -> tuple[ir.Operation, int | None]:
+def _product_of(value: Value, key: int, block: ir.Block) -> tuple[ir.Operation | None, int | None]:
     """Returns the product that a value comes from with its keys at a dim, and the dim of the value with the queries.
 
     The largest dim that only the other side has is that of the queries. Without one the op is where the search ended.
@@ -295,7 +294,6 @@ def _product_of(value: Value, key: int, block: ir.Block) -> tuple[ir.Operation, 
     dims: list[int | None] = list(range(len(shape_of(value))))
     waiting, seen = [(value, tuple(dims))], set[Value]()
     last = maker_of(value)
-    assert last is not None
     while waiting:
         value, here = waiting.pop()
         made = maker_of(value)

@@ -1,5 +1,5 @@
 // RUN: rhino-opt --pass-pipeline='rhino-attention{attention=blockwise:2}' --split-input-file --verify-diagnostics --remarks-filter=. %s | filecheck %s
-// A softmax stays as it is where all of its numbers are given, or where there are fewer queries than blocks of keys.
+// A softmax stays as it is where all of its numbers are given, where there are fewer queries than blocks of keys, and over what is no product.
 
 // CHECK-LABEL: func.func @given
 // CHECK-NOT: stablehlo.while
@@ -28,4 +28,17 @@ func.func @few_queries(%q: tensor<2x3xf32>, %k: tensor<6x3xf32>) -> tensor<2x3xf
   %e = stablehlo.exponential %d : tensor<2x6xf32>
   %o = stablehlo.dot_general %e, %k, contracting_dims = [1] x [0] : (tensor<2x6xf32>, tensor<6x3xf32>) -> tensor<2x3xf32>
   return %o : tensor<2x3xf32>
+}
+
+// -----
+
+// CHECK-LABEL: func.func @argument
+// CHECK-NOT: stablehlo.while
+func.func @argument(%x: tensor<4x3xf32>) -> tensor<4x3xf32> {
+  %least = stablehlo.constant dense<0xFF800000> : tensor<f32>
+  %m = stablehlo.reduce(%x init: %least) applies stablehlo.maximum across dimensions = [1] : (tensor<4x3xf32>, tensor<f32>) -> tensor<4xf32>
+  %ms = stablehlo.broadcast_in_dim %m, dims = [0] : (tensor<4xf32>) -> tensor<4x3xf32>
+  %d = stablehlo.subtract %x, %ms : tensor<4x3xf32>
+  %e = stablehlo.exponential %d : tensor<4x3xf32>
+  return %e : tensor<4x3xf32>
 }

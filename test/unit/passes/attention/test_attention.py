@@ -34,7 +34,7 @@ LONG = pytest.mark.long
         st.sampled_from(["f32", "bf16"]),
         st.sampled_from(["queries", "scores"]),
         st.sampled_from(MASKS),
-        st.sampled_from(["jax", "log", "by hand", LIBRARY]),
+        st.sampled_from(["jax", "log", "by hand", "sinks", LIBRARY]),
         st.just(False),
         st.booleans(),
         st.just(False),

@@ -1,0 +1,181 @@
+"""Softmaxes over scores and what stands beside them, as the sinks of attention: computed part by part.
+
+Where scores are concatenated with other columns before the largest number of each row is taken, nothing behind has the
+scores alone. Here each op that computes element by element is done for each part of the columns, what takes sums or the
+largest number of rows joins those of the parts, and a slice of one part reads that. What reads all columns in another
+way reads what it read before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Final
+
+from rhino.ir.graph.graph import REDUCE
+from rhino.ir.mlir.bindings import ir, stablehlo
+from rhino.ir.mlir.reader import end_of, maker_of
+from rhino.ir.program.local_rules import shape_of
+from rhino.ir.program.numerics import FUSIBLE, SOURCES, reduction_of
+from rhino.passes.attention.block_views import value_of
+from rhino.passes.attention.score_region import BROADCAST, RESHAPE, SHIFTING, Value, is_row_maximum
+from rhino.passes.pipeline.parted_ops import broadcast
+
+CONCATENATE: Final = "stablehlo.concatenate"
+_PAD: Final = "stablehlo.pad"
+_SLICE: Final = "stablehlo.slice"
+_ELEMENTWISE: Final = FUSIBLE - SHIFTING - SOURCES - {BROADCAST, RESHAPE, "stablehlo.transpose", "stablehlo.broadcast"}
+
+
+def split_columns(block: ir.Block) -> None:
+    """Computes part by part what rows are concatenated of whose largest numbers are taken."""
+    for op in [view.operation for view in block.operations]:
+        if op.name == CONCATENATE and any(_is_maximum_along(use.owner.operation, _dim(op)) for use in _uses(op)):
+            _Columns(op).split()
+
+
+def _is_maximum_along(op: ir.Operation, dim: int) -> bool:
+    return is_row_maximum(op) and _numbers(op, "dimensions") == [dim]
+
+
+@dataclass(eq=False)
+class _Columns:
+    """What is computed of the parts that `joined` concatenates along `dim`, by the value that has them all."""
+
+    joined: ir.Operation
+    parts: dict[Value, list[Value]] = field(default_factory=dict)
+    old: list[ir.Operation] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.dim = _dim(self.joined)
+        self.sizes = [shape_of(value)[self.dim] for value in self.joined.operands]
+        self.starts = [0, *accumulate(self.sizes)]
+
+    def split(self) -> None:
+        """Writes what the parts give in the place of what all of them gave."""
+        block = self.joined.block
+        self.parts[self.joined.results[0]] = list(self.joined.operands)
+        ops = [view.operation for view in block.operations]
+        for op in ops[ops.index(self.joined) + 1 :]:
+            if any(value in self.parts for value in op.operands):
+                with ir.InsertionPoint(op), op.location:
+                    self._read(op)
+        for op in reversed([self.joined, *self.old]):
+            if not any(list(result.uses) for result in op.results):
+                op.erase()
+
+    def _read(self, op: ir.Operation) -> None:
+        """Notes what an op gives of parts, or puts it in the place of its result."""
+        if len(op.results) != 1:
+            return
+        (result,) = op.results
+        if _is_elementwise(op):
+            self.parts[result] = self._parted(op)
+        elif op.name == REDUCE and reduction_of(op) is not None and self.dim in _numbers(op, "dimensions"):
+            result.replace_all_uses_with(self._reduced(op))
+        elif op.name == _SLICE and (part := self._sliced(op)) is not None:
+            result.replace_all_uses_with(part)
+        else:
+            return
+        self.old.append(op)
+
+    def _parted(self, op: ir.Operation) -> list[Value]:
+        """Returns what an op element by element gives for each part."""
+        columns = zip(*map(self._columns, op.operands), strict=True)
+        shapes = [self._shape(op.results[0], size) for size in self.sizes]
+        return [_like(op, part, shape) for part, shape in zip(columns, shapes, strict=True)]
+
+    def _shape(self, value: Value, size: int) -> list[int]:
+        shape = list(shape_of(value))
+        shape[self.dim] = size
+        return shape
+
+    def _columns(self, value: Value) -> list[Value]:
+        """Returns the parts of what an op reads; a scalar is the same for each."""
+        if not shape_of(value):
+            return [value] * len(self.sizes)
+        if value not in self.parts:
+            made = maker_of(value)
+            if made is not None and _is_elementwise(made):
+                self.parts[value] = self._parted(made)
+            else:
+                self.parts[value] = [self._cut(value, number) for number in range(len(self.sizes))]
+        return self.parts[value]
+
+    def _cut(self, value: Value, number: int) -> Value:
+        """Returns a part of what was computed of all columns at once."""
+        made, shape = maker_of(value), self._shape(value, self.sizes[number])
+        if made is not None and made.name == BROADCAST:
+            dims = _numbers(made, "broadcast_dimensions")
+            if self.dim not in dims or shape_of(made.operands[0])[dims.index(self.dim)] == 1:
+                return broadcast(made.operands[0], shape, dims)
+        if made is not None and made.name == _PAD and (inside := self._padded_part(made)) is not None:
+            return made.operands[0] if inside == number else broadcast(made.operands[1], shape, [])
+        first, rank = [0] * len(shape), len(shape)
+        first[self.dim] = self.starts[number]
+        return value_of(stablehlo.SliceOp(value, first, [a + b for a, b in zip(first, shape, strict=True)], [1] * rank))
+
+    def _padded_part(self, pad: ir.Operation) -> int | None:
+        """Returns the part that a pad has its operand in, if that is one of them and all others are filled up."""
+        low, inside = _numbers(pad, "edge_padding_low"), shape_of(pad.operands[0])
+        for number, size in enumerate(self.sizes):
+            is_there = low[self.dim] == self.starts[number] and inside[self.dim] == size
+            if is_there and list(inside) == self._shape(pad.results[0], size):
+                return number
+        return None
+
+    def _reduced(self, op: ir.Operation) -> Value:
+        """Returns what the parts of rows are reduced to, joined."""
+        by = maker_of(end_of(op.regions[0].blocks[0]).operands[0])
+        assert by is not None, "a reduction by a known monoid has an op in its body"
+        found: list[Value] = []
+        for part in self._columns(op.operands[0]):
+            made = op.clone()
+            made.operands[0] = part
+            found.append(made.results[0])
+        total = found[0]
+        for one in found[1:]:
+            total = ir.Operation.create(by.name, [total.type], [total, one]).results[0]
+        return total
+
+    def _sliced(self, op: ir.Operation) -> Value | None:
+        """Returns a slice of one part; None where it is of several."""
+        first, limit, strides = (_numbers(op, name) for name in ("start_indices", "limit_indices", "strides"))
+        ends = list(zip(self.starts, self.starts[1:], strict=False))
+        if strides[self.dim] != 1 or (first[self.dim], limit[self.dim]) not in ends:
+            return None
+        number = ends.index((first[self.dim], limit[self.dim]))
+        part = self._columns(op.operands[0])[number]
+        first[self.dim], limit[self.dim] = 0, self.sizes[number]
+        is_all = shape_of(part) == shape_of(op.results[0])
+        return part if is_all else value_of(stablehlo.SliceOp(part, first, limit, strides))
+
+
+def _is_elementwise(op: ir.Operation) -> bool:
+    shape = shape_of(op.results[0])
+    return (
+        op.name in _ELEMENTWISE
+        and len(op.operands) > 0
+        and all(shape_of(value) in (shape, ()) for value in op.operands)
+    )
+
+
+def _like(op: ir.Operation, operands: Sequence[Value], shape: Sequence[int]) -> Value:
+    """Returns what an op gives for other operands, in this shape."""
+    kind = ir.RankedTensorType.get(list(shape), ir.RankedTensorType(op.results[0].type).element_type)
+    kept = {name: op.attributes[name] for name in op.attributes if not name.startswith("sdy.")}
+    made: Value = ir.Operation.create(op.name, [kind], list(operands), kept).results[0]
+    return made
+
+
+def _uses(op: ir.Operation) -> list[ir.OpOperand]:
+    return list(op.results[0].uses)
+
+
+def _dim(concatenate: ir.Operation) -> int:
+    return int(ir.IntegerAttr(concatenate.attributes["dimension"]).value)
+
+
+def _numbers(op: ir.Operation, name: str) -> list[int]:
+    return list(ir.DenseI64ArrayAttr(op.attributes[name]))
