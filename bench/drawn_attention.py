@@ -85,6 +85,7 @@ _SOFTMAX: Final[Mapping[str, Callable[[Array], Array]]] = {
     "log": lambda scores: jnp.exp(jax.nn.log_softmax(scores, axis=-1)),
     "by hand": lambda scores: _by_hand(scores),
     "sinks": lambda scores: _beside_sinks(scores),
+    "safe": lambda scores: jnp.where((scores == -jnp.inf).all(-1, keepdims=True), 0, jax.nn.softmax(scores, axis=-1)),
 }
 MASKS: Final = ("none", "causal", "window", "added", "bias", "padding", "given", "distance")
 _GIVEN: Final[Mapping[str, Callable[[Form], tuple[int, ...]]]] = {

@@ -277,6 +277,8 @@ class KeyLoop:
         )
         if self._is_one(op):
             return make_constant(own, 1)
+        if self.is_first and op in self.loops.kept:
+            return self._known(self.loops.kept[op], dims.results[0])
         if op.name in SOURCES:
             return self._source(op, own)
         made = self._parted(op, dims)
@@ -367,6 +369,9 @@ def _is_scalar_constant(value: Value) -> bool:
 def with_factor(value: Value, factor: Factor) -> Value:
     """Returns a value with a factor of its rows."""
     kind = ir.RankedTensorType(value.type)
+    if factor.zero_where is not None:
+        row, zero = _spread(factor.row, list(kind.shape), factor.dims), make_constant(kind, 0)
+        return value_of(stablehlo.SelectOp(row, *((zero, value) if factor.zero_where else (value, zero))))
     row = _spread(converted(factor.row, kind.element_type), list(kind.shape), factor.dims)
     return value_of((stablehlo.DivOp if factor.divides else stablehlo.MulOp)(value, row))
 

@@ -40,12 +40,14 @@ _KEEPING: Final = frozenset({BROADCAST, RESHAPE, "stablehlo.transpose", CONVERT}
 class Factor:
     """A factor of rows that a value lacks: `row` from outside, whose dims are at `dims` of the value.
 
-    The value is to be divided by it if `divides`. None stands for a dim of `row` that has one element.
+    The value is to be divided by it if `divides`. A boolean row says where the value is zero: where it is `zero_where`.
+    None stands for a dim of `row` that has one element.
     """
 
     row: Value
     dims: Dims
     divides: bool = False
+    zero_where: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,8 @@ class Loops:
     largest: Value | None = None
     row_ops: list[ir.Operation] = field(default_factory=list)
     row_at: dict[Value, At] = field(default_factory=dict)
+    kept: dict[ir.Operation, Value] = field(default_factory=dict)
+    """By choice between zero and a value by rows that are known behind the first loop, that value."""
     available: dict[Value, int] = field(default_factory=dict)
     """By value outside of the region, how many loops come before it; none where it does not stand here."""
     looked_at: int = 0
@@ -222,7 +226,7 @@ class Loops:
     def _linear(self, op: ir.Operation, forms: Sequence[Form]) -> Form | None:
         """Returns the form of what an op gives that is linear in what it reads, as it was before factors of rows."""
         match op.name:
-            case name if name in _KEEPING and keeps_numbers(op):
+            case name if name in _KEEPING and (keeps_numbers(op) or _is_boolean(op.operands[0])):
                 return self._moved(op, 0, forms[0])
             case "stablehlo.negate":
                 return replace(forms[0], is_one=False)
@@ -232,7 +236,8 @@ class Loops:
             case "stablehlo.divide":
                 if forms[1].is_plain:
                     return replace(forms[0], is_one=False)
-                if forms[1].largest is not None or not forms[1].is_one:
+                is_zeroed = any(one.zero_where is not None for one in forms[1].factors)
+                if forms[1].largest is not None or not forms[1].is_one or is_zeroed:
                     return None
                 inverse = tuple(replace(one, divides=not one.divides) for one in forms[1].factors)
                 return _times(forms[0], Form(inverse, is_one=True))
@@ -240,6 +245,8 @@ class Loops:
                 return forms[0] if forms[0] == forms[1] and not forms[0].is_one else None
             case "stablehlo.select" if forms[0].is_plain:
                 return self._selected(op, forms[1:])
+            case "stablehlo.select" if forms[0].is_one:
+                return self._zeroed(op, forms)
             case "stablehlo.reduce" if reduction_of(op) == "add":
                 return self._moved(op, 0, forms[0])
         return None
@@ -250,6 +257,15 @@ class Loops:
         if not kept:
             return PLAIN
         return kept[0] if all(form == kept[0] for form in kept) and not kept[0].is_one else None
+
+    def _zeroed(self, op: ir.Operation, forms: Sequence[Form]) -> Form | None:
+        """Returns the form of what is zero in some rows, which are known behind the loop."""
+        zeros = [is_zero(value) for value in list(op.operands)[1:]]
+        if sum(zeros) != 1 or len(forms[0].factors) != 1:
+            return None
+        kept, (row,) = 1 + zeros.index(False), forms[0].factors
+        self.kept[op] = op.operands[kept]
+        return replace(forms[kept], factors=(*forms[kept].factors, replace(row, zero_where=zeros[0])))
 
     def _moved(self, op: ir.Operation, operand: int, form: Form) -> Form | None:
         """Returns the form of an operand with the dims of an op's result; None where a row is summed over."""
@@ -281,6 +297,11 @@ def keeps_numbers(op: ir.Operation) -> bool:
     """Says whether an op of one operand gives floating-point numbers for such, so that it rounds them at most."""
     kinds = (ir.RankedTensorType(value.type).element_type for value in (op.operands[0], op.results[0]))
     return all(isinstance(kind, ir.FloatType) for kind in kinds)
+
+
+def _is_boolean(value: Value) -> bool:
+    element = ir.RankedTensorType(value.type).element_type
+    return isinstance(element, ir.IntegerType) and element.width == 1
 
 
 def is_zero(value: Value) -> bool:

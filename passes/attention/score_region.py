@@ -87,7 +87,9 @@ class Region:
         scores, key = self.top.operands[0], self._reduced_dim()
         product, query = _product_of(scores, key, self.block)
         if product is None or query is None:
-            raise Refused(product or self.top, "its largest numbers are taken over what is no product of queries and keys")
+            raise Refused(
+                product or self.top, "its largest numbers are taken over what is no product of queries and keys"
+            )
         self.product = product
         self.num_queries, self.num_keys = shape_of(scores)[query], shape_of(scores)[key]
         self._pull(scores, At(query, key))

@@ -34,7 +34,7 @@ LONG = pytest.mark.long
         st.sampled_from(["f32", "bf16"]),
         st.sampled_from(["queries", "scores"]),
         st.sampled_from(MASKS),
-        st.sampled_from(["jax", "log", "by hand", "sinks", LIBRARY]),
+        st.sampled_from(["jax", "log", "by hand", "sinks", "safe", LIBRARY]),
         st.just(False),
         st.booleans(),
         st.just(False),
@@ -104,6 +104,21 @@ def test_what_no_factor_of_a_row_puts_right_takes_a_loop_of_its_own(case):
     (before,), (after,) = evaluate(text, inputs), evaluate(str(module), inputs)
     assert "is computed in 2 blocks" in "".join(remarks)
     assert np.abs(after - before).max() <= TOLERANCE * np.abs(before).max()
+
+
+def test_rows_without_keys_are_zero_where_a_softmax_says_so_as_that_of_torch():
+    def weighted(q, k, v):
+        scores = jnp.where(jnp.arange(4)[:, None] > jnp.arange(4), q @ k.T, -jnp.inf)
+        weights = jax.nn.softmax(scores, axis=-1)
+        return jnp.where((scores == -jnp.inf).all(-1, keepdims=True), 0, weights) @ v
+
+    text = jax.jit(weighted).lower(*[jax.ShapeDtypeStruct((4, 3), jnp.float32)] * 3).as_text()
+    module, remarks = blockwise(text.encode(), 2)
+    inputs = list(np.random.default_rng(0).uniform(-2, 2, (3, 4, 3)).astype(np.float32))
+    (before,), (after,) = evaluate(text, inputs), evaluate(str(module), inputs)
+    assert "by one loop" in "".join(remarks)
+    assert not np.any(after[0])
+    np.testing.assert_allclose(after, before, rtol=TOLERANCE)
 
 
 def test_a_plan_keeps_it_and_is_adopted_with_it(tmp_path):
