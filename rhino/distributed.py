@@ -59,10 +59,9 @@ def initialize(
     """
     given = {"start_limit_s": start_limit_s, "heartbeat_limit_s": heartbeat_limit_s, "stall_limit_s": stall_limit_s}
     limits = Limits.parse(os.environ, given)
-    local_device_ids = options.pop("local_device_ids", None)
-    address, count, process, local_device_ids = _found(
-        (coordinator_address, num_processes, process_id, local_device_ids), os.environ, limits
-    )
+    method = options.pop("cluster_detection_method", None)
+    given_ids = (coordinator_address, num_processes, process_id, options.pop("local_device_ids", None))
+    address, count, process, local_device_ids = _found(given_ids, os.environ, method, limits)
     job = _met(address, count, process, limits)
     if process == 0:
         service = joined_address(split_address(address)[0], _free_port())
@@ -71,7 +70,13 @@ def initialize(
         service = Relay(job.lookup(_SERVICE)).address
     leave_faults_to_us()
     jax.distributed.initialize(
-        service, count, process, local_device_ids, initialization_timeout=int(limits.start_limit_s) + 1, **options
+        service,
+        count,
+        process,
+        local_device_ids,
+        cluster_detection_method="deactivate",  # it would find devices for what was said without a cluster
+        initialization_timeout=int(limits.start_limit_s) + 1,
+        **options,
     )
     distributed.global_state.coordinator_address = address
     enter(job)
@@ -82,7 +87,9 @@ def meeting() -> Meeting:
     return meet(lambda: Limits.parse(os.environ, {}))
 
 
-def _found(given: tuple[Any, ...], environment: Mapping[str, str], limits: Limits) -> tuple[str, int, int, Any]:
+def _found(
+    given: tuple[Any, ...], environment: Mapping[str, str], method: str | None, limits: Limits
+) -> tuple[str, int, int, Any]:
     """Returns the coordinator's address, how many processes there are, this one's number, and its devices."""
     values = [environment.get(name) for name in _VARIABLES]
     own = [text if value is None else value for value, text in zip(given, values, strict=False)]
@@ -90,7 +97,7 @@ def _found(given: tuple[Any, ...], environment: Mapping[str, str], limits: Limit
     devices = given[3]
     if None in (address, count, process):
         address, count, process, devices = clusters.ClusterEnv.auto_detect_unset_distributed_params(
-            address, count, process, devices, None, int(limits.start_limit_s)
+            address, count, process, devices, method, int(limits.start_limit_s)
         )
     if address is None or count is None or process is None:
         what = "it is not known which processes the job has"

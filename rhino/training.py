@@ -114,9 +114,12 @@ def train(
                 step.check_finite()
                 kept.save(number + 1, step, state)
         step.check_finite()
-    finally:
-        if kept is not None:
+    except BaseException:
+        if kept is not None and jax.process_count() == 1:  # of several, others wait for what this one does not save
             kept.close()
+        raise
+    if kept is not None:
+        kept.close()
     return state
 
 

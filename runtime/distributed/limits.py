@@ -20,7 +20,8 @@ class Limits:
         start_limit_s: for a process to come, and to begin the first step when others have begun it.
         heartbeat_limit_s: without a heartbeat; a process that is killed is seen at once, so this is for one that is
             stopped, or a host that is gone. Python sends heartbeats: it is longer than a call of C holds Python's lock.
-        stall_limit_s: without progress of any process, where one is in a step and none plans or compiles.
+        stall_limit_s: without progress of any process, where one is in a step, or they have begun unlike numbers of
+            steps, and none plans or compiles.
     """
 
     start_limit_s: float = 300

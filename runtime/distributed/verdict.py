@@ -146,18 +146,19 @@ def _left(here: Sequence[Seen]) -> Verdict | None:
 
 
 def _stalled(here: Sequence[Seen], now_s: float, limits: Limits) -> Verdict | None:
+    most = max((one.beat.begun for one in here), default=0)
     waiting = [one for one in here if one.beat.is_open]
-    if not waiting or any(one.beat.is_busy for one in here):
+    behind = [one for one in here if one.beat.begun < most]
+    if not (waiting or behind) or any(one.beat.is_busy for one in here):
         return None
     limit_s = limits.stall_limit_s
     if any(one.beat.is_first for one in waiting):
         limit_s = max(limit_s, limits.start_limit_s)
     if now_s - max(one.moved_s for one in here) < limit_s:
         return None
-    most = max(one.beat.begun for one in here)
-    behind = [one for one in here if one.beat.begun < most] or [one for one in here if not one.beat.is_open] or waiting
-    rest = [one for one in waiting if one not in behind]
-    what = f"no progress for {limit_s:g} s: {_placed(behind)}"
+    causes = behind or [one for one in here if not one.beat.is_open] or waiting
+    rest = [one for one in here if one not in causes]
+    what = f"no progress for {limit_s:g} s: {_placed(causes)}"
     return Verdict("RHI-RUN-008", f"{what}; {_placed(rest)}" if rest else what)
 
 

@@ -19,6 +19,7 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
 import rhino
 import rhino.distributed
@@ -37,7 +38,7 @@ HEARTBEAT_LIMIT_S: Final = 4
 STALL_LIMIT_S: Final = 4
 
 KINDS: Final[Mapping[str, dict[str, Any]]] = {
-    "spmd": {"mesh": "4"},
+    "spmd": {"mesh": "x=4", "pins": {"batch": PartitionSpec("x"), "state['up']": PartitionSpec("x")}},
     "stages": {"stages": 2, "mesh": "2", "micro_batches": 2},
 }
 BATCHES: Final = rhino.Batches(np.random.default_rng(1).normal(size=(40, 64)).astype(np.float32), 8)
@@ -111,7 +112,7 @@ def main(address: str, process: int, folder: Path, kind: str, fault: str, victim
         heartbeat_limit_s=HEARTBEAT_LIMIT_S,
         stall_limit_s=STALL_LIMIT_S,
     )
-    other: dict[str, Any] = {"forbid": ["state['up']=x"]} if own == "other plan" else {}
+    other: dict[str, Any] = {"forbid": ["state['down']=x"]} if own == "other plan" else {}
     trained(planned(kind, **other), folder, process, own)
 
 

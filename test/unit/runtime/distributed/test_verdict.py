@@ -36,6 +36,14 @@ def test_who_is_behind_is_the_cause_of_a_stall():
     assert line(*map(seen, range(5))).endswith("process 2 is in step 4 and 2 more")
 
 
+def test_one_that_does_not_go_on_is_seen_where_the_others_wait_outside_of_steps():
+    processes = [seen(0, 7, is_open=False, task="at train.py:3 in load"), seen(1, 9, is_open=False)]
+    assert line(*processes) == (
+        "RHI-RUN-008 no progress for 30 s: process 0 is after 7 steps, at train.py:3 in load;"
+        " process 1 is after 9 steps"
+    )
+
+
 def test_a_compile_a_first_step_and_a_pause_are_no_stall():
     assert found(seen(0), seen(1, 4, is_open=False, is_busy=True)) is None
     assert found(seen(0, is_first=True), seen(1)) is None
