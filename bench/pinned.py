@@ -36,7 +36,7 @@ from rhino.runtime.executor.devices import request_host_devices
 from rhino.runtime.executor.executable import Host
 from rhino.runtime.executor.executor import Executor, devices_of_ranks
 from rhino.runtime.executor.transport import SocketTransport
-from rhino.tools.run_plan import leaves_of, signature_of
+from rhino.tools.plan_steps import leaves_of, signature_of
 
 MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
     "mlp": {"sizes": (1024, 1024, 1024, 1024), "batch": 256},

@@ -25,7 +25,7 @@ from rhino.runtime.executor.compare import Difference, differences, worst
 from rhino.runtime.executor.executable import Host
 from rhino.runtime.executor.executor import Argument, Executor, devices_of_ranks
 from rhino.strategies.pipeline.schedules import SCHEDULES
-from rhino.tools.run_plan import leaves_of, pieces_of, signature_of
+from rhino.tools.plan_steps import leaves_of, pieces_of, signature_of
 
 _ALL: Final = 1 << 50
 """Bytes that no collective sends."""

@@ -63,7 +63,7 @@ from rhino.runtime.executor.signature import Signature, read_signature
 from rhino.strategies.choice.sharding_plan import ShardingPlan
 from rhino.strategies.pipeline.schedules import SCHEDULES
 from rhino.tools.first_difference import first_difference
-from rhino.tools.run_plan import signature_of
+from rhino.tools.plan_steps import signature_of
 
 NUM_STEPS: Final = 2
 _NUM_DEVICES: Final = 8

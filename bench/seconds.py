@@ -49,7 +49,7 @@ from rhino.runtime.executor.executable import compile_module
 from rhino.runtime.executor.executor import Executor, devices_of_ranks
 from rhino.runtime.executor.inputs import InputRule, draw_inputs, nonnegative_arguments
 from rhino.runtime.executor.steps import run_steps
-from rhino.tools.run_plan import signature_of
+from rhino.tools.plan_steps import signature_of
 
 LEAST_CORRELATION: Final = 0.9
 LEAST_PAIRS: Final = 20

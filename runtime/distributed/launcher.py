@@ -38,6 +38,7 @@ def launch(
     limits: Limits = DEFAULT_LIMITS,
     host: str = LOOPBACK,
     stderr: TextIO | None = None,
+    look: Callable[[], None] = lambda: None,
 ) -> int:
     """Runs one process for each of a team, and returns the exit code.
 
@@ -50,13 +51,14 @@ def launch(
         limits: how long they wait for one another.
         host: where the processes reach this one.
         stderr: None is the process's own.
+        look: called now and then while they run, and when they have ended.
     """
     monitor = Monitor(len(team.ranks), limits, socket.create_server((host, 0)))
     children: list[subprocess.Popen[bytes]] = []
     try:
         for process in range(len(team.ranks)):
             children.append(subprocess.Popen(command(monitor.address, process)))
-        return _watch_children(children, team, monitor, stderr or sys.stderr)
+        return _watch_children(children, team, monitor, stderr or sys.stderr, look)
     finally:
         _end(children)
         monitor.close()
@@ -102,9 +104,16 @@ def watched(executor: Executor, limits: Limits) -> Iterator[None]:
     job.close()
 
 
-def _watch_children(children: Sequence[subprocess.Popen[bytes]], team: Team, monitor: Monitor, stderr: TextIO) -> int:
+def _watch_children(
+    children: Sequence[subprocess.Popen[bytes]],
+    team: Team,
+    monitor: Monitor,
+    stderr: TextIO,
+    look: Callable[[], None],
+) -> int:
     while True:
         codes = [child.poll() for child in children]
+        look()
         if (found := monitor.verdict) is not None:
             print(RhinoError(found.id, found.line).render(), file=stderr, flush=True)
             return ExitCode.BAD_INPUT

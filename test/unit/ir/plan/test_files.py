@@ -39,7 +39,7 @@ from rhino.passes.planner.explain import explain_text
 from rhino.passes.planner.module_facts import cluster_lines
 from rhino.passes.planner.plan_rows import costs_of
 from rhino.tools.plan_page import plan_page
-from rhino.tools.run_plan import signature_of
+from rhino.tools.plan_steps import signature_of
 
 PROGRAM = """\
 module {

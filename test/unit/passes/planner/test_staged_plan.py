@@ -36,7 +36,7 @@ from rhino.passes.planner.staged_plan import StagedPlan
 from rhino.strategies.pipeline.schedules import SCHEDULES
 from rhino.tools import opt
 from rhino.tools import run as run_tool
-from rhino.tools.run_plan import ended_in_order
+from rhino.tools.run_processes import ended_in_order
 
 NUM_STEPS = 3
 NAME = "gpt"
