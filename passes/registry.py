@@ -177,8 +177,8 @@ def before_choice(options: Mapping[str, str]) -> tuple[Item, ...]:
         *_asked(arithmetic, options),  # As for auto-shard; once for all micro-batches.
         rules,  # Before the batch is followed through them.
         *_parted_first(parted, options),
-        # Again, for the loop that is new.
-        *((micro, Normalize()) if "num" in options else ()),
+        # Both again, for the loop that is new, and for calls: those of a part are others, with rules of their own.
+        *((micro, Normalize(), rules) if "num" in options else ()),
         pad,  # Before all that looks at sizes; the batch is divided by its own.
         # As for auto-shard; after the batch is divided, for shares are of a micro-batch.
         *((again,) if repeats(options) else ()),
@@ -247,6 +247,7 @@ def _auto_parallel(options: Mapping[str, str]) -> tuple[Item, ...]:
             *_parted_first(parted, options),
             micro,
             Normalize(),
+            rules,
             *((again,) if repeats(options) else ()),
             join,  # Before the search, which prices what replicas send.
             "func.func(sdy-populate-op-sharding-rules)",
@@ -259,6 +260,7 @@ def _auto_parallel(options: Mapping[str, str]) -> tuple[Item, ...]:
     stages = replace(stages, budget=str(budget))
     shard: tuple[Item, ...] = (
         Normalize(),  # Again, for the loop that is new.
+        rules,  # Again, for calls of a part are others.
         "func.func(sdy-populate-op-sharding-rules)",  # As for auto-shard.
         pin,
         choose,
@@ -271,7 +273,7 @@ def _auto_parallel(options: Mapping[str, str]) -> tuple[Item, ...]:
         own = ChooseShardings(*(getattr(choose, one.name) for one in fields(ChooseShardings)))
         inner = ("func.func(sdy-populate-op-sharding-rules)", pin, own, "func.func(sdy-drop-sharding-rules)")
         on_ranks = (ShardRanks(option_of_meshes(of_stages), stages.cluster, inner),)
-        shard = (Normalize(), *on_ranks)
+        shard = (Normalize(), rules, *on_ranks)
     divide: tuple[Item, ...] = (
         rules,  # Before the batch is followed through them.
         *_parted_first(parted, options),
@@ -297,7 +299,7 @@ def _auto_parallel(options: Mapping[str, str]) -> tuple[Item, ...]:
     if repeats(options) and max(parse_remat(again.host_share or again.remat)) > 0:
         # Stages come first, for what each keeps is its own, and a cut through what is put before its backward pass
         # would move gradients. They have no limit: what is saved has not been taken off yet.
-        return (*begin, Normalize(), replace(stages, budget=""), again, *shard, split)
+        return (*begin, Normalize(), rules, replace(stages, budget=""), again, *shard, split)
     return (
         *begin,
         *shard,

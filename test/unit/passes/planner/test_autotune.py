@@ -365,8 +365,9 @@ def optimize(step: Path, *options: str) -> tuple[int, str, str]:
     return code, out.getvalue().decode(), err.getvalue()
 
 
-def test_the_batch_is_followed_through_custom_calls_by_their_rules(monkeypatch: pytest.MonkeyPatch):
-    """Attention of cuDNN between two products: without its rule nothing could be taken in parts."""
+@pytest.fixture
+def attending(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A step with attention of cuDNN between two products, as for a GPU."""
     monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91000)
 
     def step(w: jax.Array, x: jax.Array) -> jax.Array:
@@ -377,12 +378,35 @@ def test_the_batch_is_followed_through_custom_calls_by_their_rules(monkeypatch: 
         return w - jax.grad(loss)(w)
 
     shapes = [jax.ShapeDtypeStruct(dims, jnp.bfloat16) for dims in ((128, 128), (8, 128, 128))]
-    text = jax.jit(step, donate_argnums=0).trace(*shapes).lower(lowering_platforms=("cuda",)).as_text()
+    return str(jax.jit(step, donate_argnums=0).trace(*shapes).lower(lowering_platforms=("cuda",)).as_text())
+
+
+def test_the_batch_is_followed_through_custom_calls_by_their_rules(attending: str):
+    """Without the rule of attention nothing could be taken in parts."""
     context = make_context()
-    module = read_module(text.encode(), "step", context)
+    module = read_module(attending.encode(), "step", context)
     with context, ir.Location.unknown():
         Normalize().run(module.operation, Remarks())
     assert make_space(Setup(bytecode(module), "step", "h100x8", 2.0**31, {})).micro_batches == (1, 2, 4, 8)
+
+
+def test_custom_calls_of_stages_split_as_those_of_a_step_do(attending: str, tmp_path: Path):
+    """Eight examples in two micro-batches on two devices: attention of two, on each of them."""
+    step = tmp_path / "step.mlir"
+    step.write_text(attending, encoding="utf-8")
+    plan = tmp_path / "plan"
+    words = ["--stages=2", "--micro-batches=2", "--mesh=2", "--pin=arg1=[{x}, {}, {}]", f"--plan={plan}"]
+    out, err = io.BytesIO(), io.StringIO()
+    code = opt.run(["--auto-parallel", "--cluster=h100x8", str(step), *words, "-o", "-"], io.BytesIO(), out, err)
+    assert code == 0, err.getvalue()
+    calls = [
+        line
+        for file in sorted((plan / "programs").iterdir())
+        for line in file.read_text().splitlines()
+        if "@__cudnn" in line
+    ]
+    assert calls
+    assert all("(tensor<2x128x2x64xbf16>" in line for line in calls)
 
 
 @pytest.mark.long
