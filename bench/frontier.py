@@ -241,7 +241,13 @@ ROWS: Final[dict[str, Row]] = {
     "8b-long-v5p-64": Row("llama-3-8b", "v5p", 64, {"seq": LONG, "batch": 16}, (fsdp_tp("16x4"),)),
     "70b-long-h100-256": Row("llama-3-70b", "h100", 256, {"seq": LONG, "batch": 32}, (fsdp_tp("32x8"),)),
     "405b-long-v5p-512": Row(
-        "llama-3-405b", "v5p", 512, {"seq": LONG, "batch": 64}, (fsdp_tp("64x8"),), published=_LLAMA3_LONG
+        "llama-3-405b",
+        "v5p",
+        512,
+        {"seq": LONG, "batch": 64},
+        (fsdp_tp("64x8", "--micro-batches=2"),),
+        (*SHARD, "--micro-batches=2"),
+        _LLAMA3_LONG,
     ),
 }
 
