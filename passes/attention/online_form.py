@@ -96,6 +96,8 @@ class Loops:
     available: dict[Value, int] = field(default_factory=dict)
     """By value outside of the region, how many loops come before it; none where it does not stand here."""
     looked_at: int = 0
+    begin: ir.Operation = field(init=False)
+    """The end that stands first: nothing before it comes after a loop."""
     levels: dict[Value, int] = field(default_factory=dict)
     """By value inside, how many loops come before it, computed as the program says."""
 
@@ -103,6 +105,7 @@ class Loops:
         """Finds the loops."""
         region = self.region
         region.set_ends()
+        self.begin = in_order(region.ends)[0]
         found: dict[ir.Operation, int] = {}
         for op in in_order(one for one in region.dims if one.block == region.block):
             self._read_inside(op)
@@ -149,7 +152,7 @@ class Loops:
         made = maker_of(value)
         if value in self.levels or value in self.available or made is None or made.block != self.region.block:
             return None
-        return None if made.is_before_in_block(self.region.top) else made
+        return None if made.is_before_in_block(self.begin) else made
 
     def _read_inside(self, op: ir.Operation) -> None:
         """Notes the level of what an op inside computes, and its form."""

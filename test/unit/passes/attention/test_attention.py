@@ -106,11 +106,14 @@ def test_what_no_factor_of_a_row_puts_right_takes_a_loop_of_its_own(case):
     assert np.abs(after - before).max() <= TOLERANCE * np.abs(before).max()
 
 
-def test_rows_without_keys_are_zero_where_a_softmax_says_so_as_that_of_torch():
+@pytest.mark.parametrize("is_asked_first", [True, False])
+def test_rows_without_keys_are_zero_where_a_softmax_says_so_as_that_of_torch(is_asked_first):
     def weighted(q, k, v):
         scores = jnp.where(jnp.arange(4)[:, None] > jnp.arange(4), q @ k.T, -jnp.inf)
+        first = (scores == -jnp.inf).all(-1, keepdims=True)
         weights = jax.nn.softmax(scores, axis=-1)
-        return jnp.where((scores == -jnp.inf).all(-1, keepdims=True), 0, weights) @ v
+        after = (scores > -jnp.inf).any(-1, keepdims=True)
+        return (jnp.where(first, 0, weights) if is_asked_first else jnp.where(after, weights, 0)) @ v
 
     text = jax.jit(weighted).lower(*[jax.ShapeDtypeStruct((4, 3), jnp.float32)] * 3).as_text()
     module, remarks = blockwise(text.encode(), 2)
