@@ -298,7 +298,7 @@ def _decoder(sizes: Sizes, *, is_checkpointed: bool = True) -> Stranger:
     net, batch = Decoder(), _tokens(sizes)
 
     def loss(parameters: Tree, batch: Tree) -> jax.Array:
-        rngs = {"dropout": jax.random.key(batch["labels"][0, 0])}
+        rngs = {"dropout": jax.random.key(0)}
         return _cross_entropy(net.apply(parameters, batch["tokens"], rngs=rngs), batch["labels"])
 
     rngs = {name: jax.random.key(number) for number, name in enumerate(("params", "dropout"))}

@@ -22,8 +22,9 @@ from rhino.ir.mlir.locations import place_of
 from rhino.ir.mlir.reader import captured_by, entry_function, maker_of, walk
 from rhino.ir.program.local_rules import shape_of
 from rhino.passes.attention.block_views import Blocks, converted, joined
-from rhino.passes.attention.key_loop import KeyLoop, Sum, with_factor
+from rhino.passes.attention.key_loop import KeyLoop, Sum
 from rhino.passes.attention.online_form import Loops
+from rhino.passes.attention.row_factors import with_factor
 from rhino.passes.attention.row_sums import simplify_row_sums
 from rhino.passes.attention.score_dims import NO_DIMS, in_order
 from rhino.passes.attention.score_region import Refused, Region, Value, ops_of_softmaxes, regions_of

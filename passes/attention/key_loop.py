@@ -23,7 +23,8 @@ from rhino.ir.program.identity import identity_of, make_constant
 from rhino.ir.program.local_rules import shape_of
 from rhino.ir.program.numerics import SOURCES
 from rhino.passes.attention.block_views import Blocks, converted, reshaped, value_of
-from rhino.passes.attention.online_form import Factor, Form, Loops
+from rhino.passes.attention.online_form import Form, Loops
+from rhino.passes.attention.row_factors import spread
 from rhino.passes.attention.score_dims import NO_DIMS, At, OpDims
 from rhino.passes.attention.score_region import CONSTANT, DOT, Value
 from rhino.passes.pipeline.parted_ops import Operand, broadcast, for_parts
@@ -263,7 +264,7 @@ class KeyLoop:
     def _rescaled(self, value: Value, dims: Sequence[int | None]) -> Value:
         """Returns a sum with exponentials of what was subtracted before, for what is subtracted now."""
         shape = list(shape_of(value))
-        change = _spread(self.change, shape, [0, *(None if dim is None else dim + 1 for dim in dims)])
+        change = spread(self.change, shape, [0, *(None if dim is None else dim + 1 for dim in dims)])
         return value_of(stablehlo.MulOp(value, converted(change, ir.RankedTensorType(value.type).element_type)))
 
     # Ops
@@ -364,23 +365,6 @@ def _is_scalar_constant(value: Value) -> bool:
     """Says whether a value is a constant scalar, which a loop need not carry to read it."""
     made = maker_of(value)
     return made is not None and made.name == CONSTANT and not shape_of(value)
-
-
-def with_factor(value: Value, factor: Factor) -> Value:
-    """Returns a value with a factor of its rows."""
-    kind = ir.RankedTensorType(value.type)
-    if factor.zero_where is not None:
-        row, zero = _spread(factor.row, list(kind.shape), factor.dims), make_constant(kind, 0)
-        return value_of(stablehlo.SelectOp(row, *((zero, value) if factor.zero_where else (value, zero))))
-    row = _spread(converted(factor.row, kind.element_type), list(kind.shape), factor.dims)
-    return value_of((stablehlo.DivOp if factor.divides else stablehlo.MulOp)(value, row))
-
-
-def _spread(row: Value, shape: list[int], dims: Sequence[int | None]) -> Value:
-    """Returns a row repeated to a shape, its dims at `dims`; those of one element are at None."""
-    kept = [dim for dim in dims if dim is not None]
-    sizes = [size for size, dim in zip(shape_of(row), dims, strict=True) if dim is not None]
-    return broadcast(reshaped(row, sizes), shape, kept)
 
 
 def _where_none(value: Value, none: Value, other: Value) -> Value:

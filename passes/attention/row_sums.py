@@ -22,8 +22,8 @@ from rhino.ir.program.identity import make_constant
 from rhino.ir.program.local_rules import shape_of
 from rhino.ir.program.numerics import reduction_of
 from rhino.passes.attention.block_views import converted
-from rhino.passes.attention.key_loop import with_factor
 from rhino.passes.attention.online_form import Factor, is_zero, keeps_numbers
+from rhino.passes.attention.row_factors import with_factor
 from rhino.passes.attention.score_dims import in_order
 from rhino.passes.attention.score_region import BROADCAST, CONSTANT, CONVERT, DOT, Region, Value
 from rhino.passes.pipeline.parted_ops import broadcast
