@@ -73,11 +73,28 @@ class Given:
 def chain(
     num_stages: int, num_micro_batches: int, layout: Layout, weights: int, bodies: tuple[str, str], num_devices: int = 1
 ) -> Given:
-    """Returns a 1F1B step whose programs take `weights` weights each and have these bodies, forward and backward.
+    """Returns the 1F1B step of `chain_of_stages`, whose forwards and backwards have these bodies, and its modules.
+
+    A body computes `%y` of `%x`, or of `%x` and `%g`.
+    """
+    staged = chain_of_stages(num_stages, num_micro_batches, layout, weights, num_devices)
+    mesh = f'sdy.mesh @mesh = <["x"={num_devices}]>\n'
+    modules = {
+        "forward": mesh + module(["w"] * weights + ["x"], layout, bodies[0]),
+        "backward": mesh + module(["w"] * weights + ["x", "g"], layout, bodies[1]),
+        "start": mesh + module(["x"], layout, "%y = stablehlo.negate %x : TENSOR"),
+    }
+    values = [np.ones(argument.layout.shape, np.float32) for argument in staged.arguments]
+    return Given(assemble(staged, make_order("1f1b", Pipeline(num_stages, num_micro_batches))), modules, values)
+
+
+def chain_of_stages(
+    num_stages: int, num_micro_batches: int, layout: Layout, weights: int, num_devices: int = 1
+) -> StagedStep:
+    """Returns a step whose stages follow one another, and whose programs take `weights` weights each.
 
     A forward takes its weights and `x`, and gives `y`; a backward takes the weights, `x` and the gradient `g`, and
-    gives one. A body computes `%y` of `%x`, or of `%x` and `%g`. Nothing is accumulated; each micro-batch's last
-    gradient is thrown away.
+    gives one. Nothing is accumulated; each micro-batch's last gradient is thrown away.
     """
     names = [[f"w{stage}-{i}" for i in range(weights)] for stage in range(num_stages)]
     parts = [
@@ -102,17 +119,9 @@ def chain(
         Argument("batch", layout),
         Argument("seed", layout),
     )
-    staged = StagedStep(
+    return StagedStep(
         (mesh_of_shape((num_devices,)),) * num_stages, num_micro_batches, programs, tuple(parts), arguments, ("last",)
     )
-    mesh = f'sdy.mesh @mesh = <["x"={num_devices}]>\n'
-    modules = {
-        "forward": mesh + module(["w"] * weights + ["x"], layout, bodies[0]),
-        "backward": mesh + module(["w"] * weights + ["x", "g"], layout, bodies[1]),
-        "start": mesh + module(["x"], layout, "%y = stablehlo.negate %x : TENSOR"),
-    }
-    values = [np.ones(argument.layout.shape, np.float32) for argument in arguments]
-    return Given(assemble(staged, make_order("1f1b", Pipeline(num_stages, num_micro_batches))), modules, values)
 
 
 def module(inputs: Sequence[str], layout: Layout, body: str) -> str:

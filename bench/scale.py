@@ -1,8 +1,8 @@
 """What starting a job of a thousand hosts takes, by simulation: planning, lists, proofs, and what processes are told.
 
-A model is planned in stages, each on as many hosts as all have for it. Its lists are then assembled for several numbers
-of micro-batches, and the shares of its processes, one a host, are put into a stand-in for the key-value service of the
-process that coordinates. No process is started.
+Stages are a chain, or a model is planned in them, each on as many hosts as all have for it. Lists are then assembled
+for several numbers of micro-batches, and the shares of processes, one a host, are put into a stand-in for the key-value
+service of the process that coordinates. No process is started.
 """
 
 from __future__ import annotations
@@ -18,27 +18,34 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 from unittest import mock
 
+from executor import chain_of_stages
 from frontier import KINDS
 from models import sized, step_of
 from pipelines import Setting, plan
 from report import Options, Question, key, option, run
 
 from rhino.ir.cluster.file import cluster_to_text
+from rhino.ir.plan.instructions import Layout, Step
 from rhino.ir.plan.plan import Execution
 from rhino.ir.plan.stage_programs import StagedStep
 from rhino.ir.plan.step_json import read_step, step_text
-from rhino.ir.plan.verify import verify_plan
+from rhino.ir.plan.verify import verify
 from rhino.passes.planner import staged_plan
 from rhino.passes.planner.plan_rows import costs_of
-from rhino.passes.planner.staged_plan import StagedPlan
 from rhino.runtime.distributed.key_values import KeyValues
-from rhino.share import Shares, tell_share, told_share
+from rhino.share import Shares, told_share
 from rhino.strategies.pipeline.assemble import assemble
 from rhino.strategies.pipeline.schedules import Pipeline, make_order
 from rhino.strategies.pipeline.simulate import simulate
 
 _DEVICES: Final = 8
 """Of a host."""
+
+_WEIGHTS: Final = 27
+"""Of a stage of the chain: the nine weights of a layer, and two moments of each."""
+
+_PROGRAM_BYTES: Final = 2**16
+"""Of a program of the chain, beside what compresses."""
 
 Record = dict[str, Any]
 Found = TypeVar("Found")
@@ -69,12 +76,27 @@ class Service:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Planned:
-    """A plan, the stages that its list was assembled of with the seconds of their programs, and what it took."""
+    """The stages that a list is assembled of, what is executed beside it, and what planning took; None if nothing was.
 
-    made: StagedPlan
+    `execution` has no step yet.
+    """
+
     staged: StagedStep
+    execution: Callable[[Step], Execution]
     run_s: tuple[float, ...]
-    planning_s: float
+    planning_s: float | None
+
+
+def chained(num_stages: int, num_micro_batches: int) -> Planned:
+    """Returns stages that were not planned: a chain, with the weights of a layer of a decoder for each and its moments.
+
+    A forward takes 20 ms, and a backward 40 ms.
+    """
+    layout = Layout((1, 8192, 16384), "bf16", ((), (), ("x",)))
+    staged = chain_of_stages(num_stages, num_micro_batches, layout, _WEIGHTS, _DEVICES)
+    run_s, text = (0.02, 0.04, 0.0), f"// {' ' * _PROGRAM_BYTES}"
+    modules = {program.module: f"{program.name}{text}" for program in staged.programs}
+    return Planned(staged, lambda step: Execution(step, modules, run_s, (0, 0, 0), 1e-5, 4e11), run_s, None)
 
 
 def planned(preset: str, num_hosts: int, num_stages: int, num_micro_batches: int) -> Planned:
@@ -94,13 +116,15 @@ def planned(preset: str, num_hosts: int, num_stages: int, num_micro_batches: int
         since = time.process_time()
         setting = Setting(num_stages, num_micro_batches, "1f1b", f"{hosts_each}x{_DEVICES}", str(file))
         made = plan(text, preset, setting)
-        return Planned(made, *caught[-1], time.process_time() - since)
+        spent_s = time.process_time() - since
+    return Planned(caught[-1][0], lambda step: replace(made.execution, step=step), caught[-1][1], spent_s)
 
 
 def records(options: Options) -> Iterator[Record]:
     """Yields the figures of each number of stages, micro-batches and hosts."""
     for stages in options.stages:
-        base = planned(options.model, max(options.hosts), stages, max(options.micro_batches))
+        most = max(options.micro_batches)
+        base = planned(options.model, max(options.hosts), stages, most) if options.model else chained(stages, most)
         for micro_batches in options.micro_batches:
             execution, found = lists(base, micro_batches)
             for hosts in options.hosts:
@@ -112,8 +136,8 @@ def lists(base: Planned, num_micro_batches: int) -> tuple[Execution, Record]:
     staged = replace(base.staged, num_micro_batches=num_micro_batches)
     order = make_order("1f1b", Pipeline(staged.num_stages, num_micro_batches))
     step, assemble_s = timed(lambda: assemble(staged, order, base.run_s))
-    execution = replace(base.made.execution, step=step)
-    _, verify_s = timed(lambda: verify_plan(base.made.plan, execution))
+    execution = base.execution(step)
+    _, verify_s = timed(lambda: verify(step, len(staged.arguments), len(staged.results)))
     text, write_s = timed(lambda: step_text(step))
     _, read_s = timed(lambda: read_step(json.loads(text)))
     simulation, simulate_s = timed(lambda: simulate(step, costs_of(execution)))
@@ -141,7 +165,7 @@ def start_up(execution: Execution, num_hosts: int) -> Record:
     service = Service()
     shares, shares_s = timed(lambda: Shares(execution, frozenset(), ranks, devices))
     first, others = KeyValues(service), KeyValues(service)
-    told, tell_s = timed(lambda: [tell_share(shares.share(process), first) for process in range(len(ranks))])
+    told, tell_s = timed(lambda: shares.told(first))
     sizes = list[int]()
     for digest in told[:: max(1, each)]:  # those of a rank are told the same
         before = service.sent_bytes
@@ -195,7 +219,7 @@ QUESTION: Final = Question(
         "start-up traffic": key("traffic_bytes", "bytes"),
     },
     (
-        option("--model", "llama-3-405b", "of examples/export.py, with layers in a loop"),
+        option("--model", "", "of examples/export.py, with layers in a loop; without one stages are a chain"),
         option("--stages", [16, 64], "how many"),
         option("--micro-batches", [128, 512], "how many"),
         option("--hosts", [250, 1000, 4000], "how many, of eight H100 each"),

@@ -44,7 +44,7 @@ class Share:
 
 
 class Shares:
-    """Makes the shares of a plan's execution; those of processes with the same ranks have one part."""
+    """Makes the shares of a plan's execution; processes with the same ranks have one."""
 
     def __init__(
         self, execution: Execution, read_by_all: Container[int], ranks: Sequence[Sequence[int]], devices: Placement
@@ -69,14 +69,26 @@ class Shares:
         self.returned = frozenset(number for slot, number in feeds.items() if slot in fetched)
         crossing = _crossing(execution.step, devices)
         self.lasting = frozenset(number for slot, number in feeds.items() if slot in fetched | crossing)
-        self.parts: dict[tuple[int, ...], Part] = {}
+        self.made: dict[tuple[int, ...], Share] = {}
 
     def share(self, process: int) -> Share:
         """Returns the share of a process."""
         own = tuple(self.ranks[process])
-        if own not in self.parts:
-            self.parts[own] = part_of(self.step, own)
-        part = self.parts[own]
+        if own not in self.made:
+            self.made[own] = self._share(own)
+        return self.made[own]
+
+    def told(self, service: KeyValues) -> list[str]:
+        """Returns the hash of the share of each process, which the process finds at the service."""
+        hashes = {own: tell_share(self.share(process), service) for own, process in self._of_each().items()}
+        return [hashes[tuple(own)] for own in self.ranks]
+
+    def _of_each(self) -> dict[tuple[int, ...], int]:
+        """The last process of those that have the same ranks."""
+        return {tuple(own): process for process, own in enumerate(self.ranks)}
+
+    def _share(self, own: tuple[int, ...]) -> Share:
+        part = part_of(self.step, own)
         modules = {one.module: self.execution.modules[one.module] for one in part.programs}
         copies = {number: copy for (number, rank), copy in self.copies.items() if rank == own[0]}
         return Share(part, modules, copies, self.fed, self.returned, self.lasting)

@@ -25,7 +25,7 @@ from rhino.runtime.executor.executable import Handler, array_handler, same_place
 from rhino.runtime.executor.executor import Executor
 from rhino.runtime.executor.rank_program import dtype_of
 from rhino.runtime.executor.trace import Recorder
-from rhino.share import Share, Shares, tell_share, told_share
+from rhino.share import Share, Shares, told_share
 
 
 class Spread:
@@ -51,8 +51,7 @@ class Spread:
             return told_share(said_by_first(""), service)
         assert whole is not None, "process 0 has the whole plan"
         shares = Shares(whole, plan.shared, self.team.ranks, self._processes)
-        told = [tell_share(shares.share(one), service) for one in range(len(self.team.ranks))]
-        said_by_first("\n".join(told))
+        said_by_first("\n".join(shares.told(service)))
         return shares.share(0)
 
     def _spread_result(self, number: int, slot: Slot, plan: Plan, process: int) -> None:

@@ -15,6 +15,7 @@ import one_device
 import plans
 import pytest
 import report
+import scale
 import search
 import seconds
 import time_exports
@@ -42,6 +43,7 @@ CASES = [
     (traffic, "pad", ["--layers=1", "--hidden=256", "--seq=64", "--vocab=50257"], 3),
     pytest.param(traffic, "strides", [*SMALL_GPT, "--models=gpt,grouped-joined"], 2, marks=LONG),
     (plans, "stages", STAGES, 1),
+    (scale, None, ["--stages=2", "--micro-batches=4,8", "--hosts=2,4"], 4),
     (plans, "stage-times", [*STAGES, "--tolerances=0.1"], 1),
     pytest.param(plans, "precision", ["--models=small-gpt", "--clusters=h100x8"], 1, marks=LONG),
     (plans, "offload", ["--models=small-gpt"], 1),
