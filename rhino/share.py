@@ -62,13 +62,12 @@ class Shares:
         self.ranks = ranks
         self.step, self.copies = with_copies(execution.step, read_by_all, readers)
         feeds = _pairs(execution.step, "feed")
-        fetches = _pairs(self.step, "fetch")
-        verify(self.step, 1 + max(feeds.values(), default=-1), len(fetches))
-        self.fed = frozenset(feeds.values())
-        fetched = frozenset(_pairs(execution.step, "fetch"))
-        self.returned = frozenset(number for slot, number in feeds.items() if slot in fetched)
+        verify(self.step, 1 + max((number for _, number in feeds), default=-1), len(_pairs(self.step, "fetch")))
+        self.fed = frozenset(number for _, number in feeds)
+        fetched = frozenset(slot for slot, _ in _pairs(execution.step, "fetch"))
+        self.returned = frozenset(number for slot, number in feeds if slot in fetched)
         crossing = _crossing(execution.step, devices)
-        self.lasting = frozenset(number for slot, number in feeds.items() if slot in fetched | crossing)
+        self.lasting = frozenset(number for slot, number in feeds if slot in fetched | crossing)
         self.made: dict[tuple[int, ...], Share] = {}
 
     def share(self, process: int) -> Share:
@@ -120,9 +119,9 @@ def with_copies(step: Step, results: Container[int], ranks: Sequence[int]) -> tu
     every: InstructionList[Global] = in_columns(step.instructions)
     uids = [group.others[:, 0].max() for group in every.of_kind("transfer")]
     fetches = _pairs(step, "fetch")
-    uid, next_result = 1 + int(max(uids, default=-1)), 1 + max(fetches.values(), default=-1)
+    uid, next_result = 1 + int(max(uids, default=-1)), len(fetches)
     slots, numbers, added = list(step.slots), dict[tuple[int, int], int](), list[Global]()
-    for source, number in sorted(fetches.items(), key=lambda pair: pair[1]):
+    for source, number in sorted(fetches, key=lambda pair: pair[1]):
         if number not in results:
             continue
         own = step.slots[source]
@@ -137,13 +136,12 @@ def with_copies(step: Step, results: Container[int], ranks: Sequence[int]) -> tu
     return replace(step, slots=tuple(slots), instructions=instructions), numbers
 
 
-def _pairs(step: Step, kind: str) -> dict[int, int]:
-    """Returns for each slot that is fed, or fetched, the number of the argument or result."""
-    found: dict[int, int] = {}
-    for group in in_columns(step.instructions).groups:
-        if group.form.kind == kind:
-            found |= dict(group.numbers.tolist())
-    return found
+def _pairs(step: Step, kind: str) -> list[tuple[int, int]]:
+    """Returns the slots that are fed, or fetched, each with the number of the argument or result."""
+    every = in_columns(step.instructions)
+    return [
+        (slot, number) for group in every.groups if group.form.kind == kind for slot, number in group.numbers.tolist()
+    ]
 
 
 def _crossing(step: Step, devices: Placement) -> frozenset[int]:
