@@ -21,7 +21,7 @@ Source: https://orbax.readthedocs.io, "Custom type handlers".
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import gcd
@@ -39,6 +39,7 @@ from orbax.checkpoint._src.serialization import jax_array_handlers, replica_slic
 from orbax.checkpoint._src.serialization.type_handler_registry import create_type_handler_registry
 from orbax.checkpoint.type_handlers import ArrayHandler, NumpyHandler, ScalarHandler, StringHandler
 
+from rhino.runtime.distributed.jax_job import await_others, end_job
 from rhino.split_array import SplitArray, SplitSharding
 
 Tree: TypeAlias = Any
@@ -61,7 +62,13 @@ def handler() -> ocp.PyTreeCheckpointHandler:
 
 
 def save_args(state: Tree) -> ocp.args.PyTreeSave:
-    """Returns what `manager.save(number, args=...)` takes of a state."""
+    """Returns what `manager.save(number, args=...)` takes of a state, once all processes have it.
+
+    Orbax's processes meet in a collective, which on hosts would wait before a transfer of the step that another process
+    waits for.
+    """
+    jax.block_until_ready(state)
+    await_others()
     return ocp.args.PyTreeSave(state)
 
 
@@ -113,7 +120,7 @@ class _StateHandler(ArrayHandler):
             use_replica_parallel=False,
             ext_metadata={name: {array_metadata.RANDOM_KEY_IMPL: impl} for name, impl in keys.items()},
         )
-        return [future.CommitFutureAwaitingContractedSignals(writing, name="rhino_state")]
+        return [future.CommitFutureAwaitingContractedSignals(_told(writing), name="rhino_state")]
 
     async def deserialize(self, infos: Sequence[Any], args: Sequence[Any] | None = None) -> Sequence[Any]:
         """Returns the arrays as `restore_args` asks for them; each process reads what lies on its devices."""
@@ -142,6 +149,15 @@ class _StateHandler(ArrayHandler):
             for (start, end), own in zip(sharding.rows, sharding.shardings, strict=True)
         ]
         return SplitArray(await asyncio.gather(*[_read_rows(stored, piece) for piece in pieces]))
+
+
+async def _told(writing: Awaitable[Any]) -> Any:  # noqa: ANN401 - of no use
+    """Writes, and ends the job where that fails, as on a full disk: the others would wait in Orbax's barriers."""
+    try:
+        return await writing
+    except Exception as error:
+        end_job(error)
+        raise
 
 
 async def _read_rows(stored: Any, rows: _Rows) -> jax.Array:  # noqa: ANN401

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import socket
 import sys
+import traceback
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -149,6 +150,12 @@ class Meeting:
         self.job.close()
 
 
+def end_job(error: Exception) -> None:
+    """Ends the job of this process, if it is in one, for an error that no call will raise soon."""
+    if _met:
+        _met[0].job.raised(error, lambda: traceback.print_exception(error))
+
+
 def leave_faults_to_us() -> None:
     """Tells JAX's service, before it starts, to end no process when another has ended, and not to warn of that."""
     utils.absl_set_min_log_level(_LOG_ERRORS)
@@ -251,6 +258,12 @@ def said_by_first(lines: str) -> str:
             service.set(f"{key}/first/{process}", line.encode())
         return lines.split("\n", maxsplit=1)[0]
     return service.wait_for(f"{key}/first/{jax.process_index()}").decode()
+
+
+def await_others() -> None:
+    """Waits until each process of a job has called this as often."""
+    if jax.process_count() > 1:
+        said_by_all("")
 
 
 def most_of_processes(number: int) -> int:

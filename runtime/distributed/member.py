@@ -7,6 +7,7 @@ will not come.
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import select
 import socket
@@ -27,7 +28,7 @@ from rhino.runtime.distributed.processes import LOOPBACK, Team
 from rhino.runtime.distributed.verdict import OF_PEERS, Beat
 
 _POLL_S: Final = 0.2
-_MOST_SHOWN: Final = 200
+_MOST_SHOWN: Final = 400
 """Of an error's first line the others are shown so many characters."""
 
 _PACKAGES: Final = ("rhino-parallel", "jax", "jaxlib")
@@ -164,10 +165,12 @@ class ProcessJob:
             os._exit(ExitCode.BUG)
 
     def _talk(self) -> None:
-        tick_s = tick_of(self.limits)
+        tick_s, frozen_s = tick_of(self.limits), 2 * self.limits.heartbeat_limit_s + self.limits.stall_limit_s
         told_s = heard_s = looped_s = time.monotonic()
         stopped_s = 0.0
         while "closed" not in self._states:
+            # A thread of C ends this process where Python's lock is held for ever, and so no thread of Python runs.
+            faulthandler.dump_traceback_later(frozen_s, exit=True)
             select.select([self._lines.connection], [], [], min(tick_s, _POLL_S))
             now_s = time.monotonic()
             if now_s - looped_s > self.limits.heartbeat_limit_s:
@@ -181,6 +184,7 @@ class ProcessJob:
             if now_s - told_s >= tick_s:
                 told_s = now_s
                 self._send({"beat": self._beat().as_dict()})
+        faulthandler.cancel_dump_traceback_later()
 
     def _take(self, message: Message) -> None:
         if "verdict" in message:

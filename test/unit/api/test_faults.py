@@ -111,8 +111,6 @@ def test_a_fault_ends_the_job_everywhere(
     if fault in ("kill", "stop", "sleep"):
         lines = [line for line in said_by(tmp_path, 1 - victim).splitlines() if "[Gloo]" not in line]
         assert len(lines) == 1, lines
-    if fault == "stop":
-        assert f"process {victim} on {HOST}" in said_by(tmp_path, victim).splitlines()[-1]
     if fault == "never":
         return
     if (kind, fault, victim) == CHEAP:
