@@ -115,7 +115,7 @@ def _watch_children(
         codes = [child.poll() for child in children]
         look()
         if (found := monitor.verdict) is not None:
-            print(RhinoError(found.id, found.line).render(), file=stderr, flush=True)
+            print(RhinoError(found.id, found.line, fix=_ENDED_FIX).render(), file=stderr, flush=True)
             return ExitCode.BAD_INPUT
         # One that was killed may have taken another with it.
         failed = sorted((code > 0, process) for process, code in enumerate(codes) if code)

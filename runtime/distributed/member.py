@@ -31,6 +31,8 @@ _POLL_S: Final = 0.2
 _MOST_SHOWN: Final = 400
 """Of an error's first line the others are shown so many characters."""
 
+_FIX: Final = "look for the first error in the output of that process, and start the job again"
+
 _PACKAGES: Final = ("rhino-parallel", "jax", "jaxlib")
 """What the processes of a job must have alike."""
 
@@ -132,7 +134,7 @@ class ProcessJob:
         self._send({"beat": self._beat().as_dict(), "raised": f"{name}: {first}"[:_MOST_SHOWN]})
         self.await_verdict()
         show()
-        _end(RhinoError("RHI-RUN-007", f"{self.name} raised {name}"))
+        _end(RhinoError("RHI-RUN-007", f"{self.name} raised {name}", fix=_FIX))
 
     def finish(self) -> None:
         """Waits for the others to finish too: until then they may need this process."""
@@ -190,7 +192,8 @@ class ProcessJob:
         if "verdict" in message:
             if self._show is not None and self.name in message["causes"]:
                 self._show()
-            error = RhinoError(*message["verdict"])
+            found, line = message["verdict"]
+            error = RhinoError(found, line, fix=_FIX)
             _end(error, is_said=bool(message.get("is said")))
         with self._changed:
             if "value" in message:
@@ -209,7 +212,7 @@ class ProcessJob:
             what += f", or sent no heartbeat for {self.limits.heartbeat_limit_s:g} s"
         if stopped_s:
             what = f"{self.name} stood still for {stopped_s:.0f} s, and the job has ended"
-        _end(RhinoError("RHI-RUN-007", what))
+        _end(RhinoError("RHI-RUN-007", what, fix=_FIX))
 
     def _beat(self) -> Beat:
         looks = [one.look() for one in list(self._works)]
@@ -254,5 +257,5 @@ def _end(error: RhinoError, *, is_said: bool = False) -> NoReturn:
     """Prints why in a line, where nobody else does, and ends the process, from any of its threads."""
     sys.stdout.flush()
     if not is_said:
-        print(error.render(), file=sys.stderr, flush=True)
+        print(error.render().partition("\n")[0], file=sys.stderr, flush=True)
     os._exit(ExitCode.BAD_INPUT)
