@@ -216,7 +216,7 @@ class ProcessJob:
 
     def _beat(self) -> Beat:
         looks = [one.look() for one in list(self._works)]
-        moved = [(begun, moves) for begun, _, _, moves in looks]
+        moved = [self._num_steps, *[(begun, moves) for begun, _, _, moves in looks]]
         now_s = time.monotonic()
         if moved != self._looked:
             self._looked, self._moved_s = moved, now_s
@@ -226,7 +226,7 @@ class ProcessJob:
         task = [self._works[number].task() for number in open_] if stands else []
         task += [doing.value, place_in_python() if stands else ""]
         return Beat(
-            sum(begun for begun, _, _, _ in looks),
+            self._num_steps + sum(begun for begun, _, _, _ in looks),
             bool(open_) or doing is Activity.WAITS,
             any(looks[number][2] for number in open_) or doing is Activity.WAITS,
             doing is Activity.PLANS,

@@ -54,8 +54,7 @@ class StageProgress:
         """Returns how many are begun, whether one is open, whether that is the first, and what changes by progress."""
         executor = self._found()
         if executor is None:
-            begun = self._seen.step + 1 if self._seen is not None else 0
-            return begun, False, False, begun
+            return 0, False, False, 0
         progress = executor.progress()
         if progress != self._seen:
             self._seen, self._ends = progress, None
@@ -64,7 +63,8 @@ class StageProgress:
         ends = self._ends
         is_open = progress.step >= 0 and (ends is None or progress.running or bool(ends.open_runs()))
         ended = tuple(ends.ended.items()) if ends is not None else ()
-        return progress.step + 1, is_open, progress.step == 0, (progress, ended)
+        begun = progress.step + 1 if executor.transport is None else 0  # the transport counts for all executors
+        return begun, is_open, progress.step == 0, (progress, ended)
 
     def task(self) -> str:
         """Returns where dispatch is, and what the first waiting ranks wait for."""
