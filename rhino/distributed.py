@@ -20,11 +20,12 @@ from jax._src import clusters, distributed
 from rhino.ir.diagnostics import RhinoError
 from rhino.runtime.distributed.jax_job import Meeting, enter, leave_faults_to_us, meet, own_host
 from rhino.runtime.distributed.limits import Limits
-from rhino.runtime.distributed.lines import joined_address, split_address
 from rhino.runtime.distributed.member import ProcessJob
 from rhino.runtime.distributed.monitor import Monitor
+from rhino.runtime.distributed.ports import Ports
 from rhino.runtime.distributed.processes import Team
 from rhino.runtime.distributed.relay import Relay
+from rhino.runtime.executor.transport import joined_address, split_address
 
 _SERVICE: Final = "jax service"
 _VARIABLES: Final = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
@@ -62,9 +63,10 @@ def initialize(
     method = options.pop("cluster_detection_method", None)
     given_ids = (coordinator_address, num_processes, process_id, options.pop("local_device_ids", None))
     address, count, process, local_device_ids = _found(given_ids, os.environ, method, limits)
-    job = _met(address, count, process, limits)
+    ports = Ports.parse(os.environ)
+    job = _met(address, count, process, limits, ports)
     if process == 0:
-        service = joined_address(split_address(address)[0], _free_port())
+        service = joined_address(split_address(address)[0], _free_port(ports))
         job.publish(_SERVICE, service)
     else:
         service = Relay(job.lookup(_SERVICE)).address
@@ -84,7 +86,7 @@ def initialize(
 
 def meeting() -> Meeting:
     """Returns this process among the others of its job, which the first time all of them have to ask for."""
-    return meet(lambda: Limits.parse(os.environ, {}))
+    return meet(lambda: (Limits.parse(os.environ, {}), Ports.parse(os.environ)))
 
 
 def _found(
@@ -106,7 +108,7 @@ def _found(
     return address, count, process, devices
 
 
-def _met(address: str, count: int, process: int, limits: Limits) -> ProcessJob:
+def _met(address: str, count: int, process: int, limits: Limits, ports: Ports) -> ProcessJob:
     """Returns this process among the others, once all have come."""
     team, monitor = Team(((),) * count), None
     port = split_address(address)[1]
@@ -116,7 +118,7 @@ def _met(address: str, count: int, process: int, limits: Limits) -> ProcessJob:
         except OSError as error:
             what = f"process 0 on {socket.gethostname()} cannot listen on port {port}: {error.strerror}"
             raise RhinoError("RHI-RUN-007", what, fix="give another port in the coordinator's address") from None
-    job = ProcessJob(address, process, team, limits, own_host(address), monitor)
+    job = ProcessJob(address, process, team, limits, own_host(address), monitor, ports=ports)
     job.await_all()
     return job
 
@@ -127,6 +129,7 @@ def _listener(port: int) -> socket.socket:
     return socket.create_server(("", port))
 
 
-def _free_port() -> int:
-    with _listener(0) as found:
+def _free_port(ports: Ports) -> int:
+    (port,) = ports.free("", 1) if ports.last else (0,)
+    with _listener(port) as found:
         return int(found.getsockname()[1])

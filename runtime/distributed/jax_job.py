@@ -28,15 +28,15 @@ from rhino.ir.cluster.placement import Devices, num_reached
 from rhino.ir.diagnostics import RhinoError
 from rhino.runtime.distributed.key_values import KeyValues
 from rhino.runtime.distributed.limits import Limits
-from rhino.runtime.distributed.lines import split_address
 from rhino.runtime.distributed.member import ProcessJob
 from rhino.runtime.distributed.monitor import Monitor
+from rhino.runtime.distributed.ports import Ports
 from rhino.runtime.distributed.processes import Team, share_ranks
 from rhino.runtime.distributed.progress import CallProgress, StageProgress
 from rhino.runtime.executor.devices import pick_devices
 from rhino.runtime.executor.executor import Executor
 from rhino.runtime.executor.rank_program import RankDevices
-from rhino.runtime.executor.transport import SocketTransport
+from rhino.runtime.executor.transport import SocketTransport, family_of, split_address
 
 _SAY_LIMIT_S: Final = 24 * 3600
 """How long a process is waited for that still plans or compiles; JAX ends all when one has ended."""
@@ -171,7 +171,7 @@ _met: Final[list[Meeting]] = []
 """The meeting of this process, once there was one: a process is in one job, of which JAX keeps the state for it too."""
 
 
-def meet(limits: Callable[[], Limits]) -> Meeting:
+def meet(settings: Callable[[], tuple[Limits, Ports]]) -> Meeting:
     """Returns this process among the others of its job; the first time each of them has to call this.
 
     It leaves when it ends.
@@ -179,11 +179,15 @@ def meet(limits: Callable[[], Limits]) -> Meeting:
     if not _met:
         state = distributed.global_state  # JAX's own functions would start the backend
         assert state.coordinator_address is not None, "a job has a coordinator"
-        found, process, host = limits(), state.process_id, own_host(state.coordinator_address)
-        listener = socket.create_server((host, 0)) if process == 0 else None
+        found, ports = settings()
+        process, host = state.process_id, own_host(state.coordinator_address)
+        listener = None
+        if process == 0:
+            (port,) = ports.free(host, 1)
+            listener = socket.create_server((host, port), family=family_of(host))
         monitor = Monitor(state.num_processes, found, listener, own=0) if listener is not None else None
         address = said_by_all("" if monitor is None else monitor.address)[0]
-        enter(ProcessJob(address, process, Team(((),) * state.num_processes), found, host, monitor))
+        enter(ProcessJob(address, process, Team(((),) * state.num_processes), found, host, monitor, ports=ports))
     return _met[0]
 
 

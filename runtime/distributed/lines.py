@@ -61,14 +61,3 @@ class Lines:
         """Closes the connection."""
         self.is_open = False
         self.connection.close()
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Returns the host, without the brackets of IPv6, and the port of `HOST:PORT`."""
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)
-
-
-def joined_address(host: str, port: int) -> str:
-    """Returns `HOST:PORT`, an address of IPv6 in brackets."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

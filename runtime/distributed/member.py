@@ -22,10 +22,12 @@ from typing import Final, NoReturn, Protocol
 from rhino.ir.diagnostics import ExitCode, RhinoError
 from rhino.runtime.distributed.activity import Activity, activity, place_in_python
 from rhino.runtime.distributed.limits import Limits
-from rhino.runtime.distributed.lines import Lines, Message, split_address
+from rhino.runtime.distributed.lines import Lines, Message
 from rhino.runtime.distributed.monitor import Monitor, tick_of
+from rhino.runtime.distributed.ports import ANY_PORTS, Ports
 from rhino.runtime.distributed.processes import LOOPBACK, Team
 from rhino.runtime.distributed.verdict import OF_PEERS, Beat
+from rhino.runtime.executor.transport import joined_address, split_address
 
 _POLL_S: Final = 0.2
 _MOST_SHOWN: Final = 400
@@ -59,11 +61,12 @@ class ProcessJob:
         own_host: str = LOOPBACK,
         monitor: Monitor | None = None,
         *,
+        ports: Ports = ANY_PORTS,
         is_launched: bool = False,
     ) -> None:
         """Connects to the monitor at `address`: that of process 0, or of a launcher.
 
-        `own_host` is how the others reach this one, and `monitor` is the monitor where this process has it.
+        `own_host` is how the others reach this one, at `ports`, and `monitor` is the monitor where this process has it.
 
         Raises:
             RhinoError: RHI-RUN-007 where nobody listens there within the limit.
@@ -72,6 +75,7 @@ class ProcessJob:
         self.monitor = monitor
         self._leader = "the launcher" if is_launched else team.name(0)
         self.name = f"{team.name(process)} on {socket.gethostname()}"
+        self._ports = ports
         self._num_steps = 0
         self._works: list[Work] = []
         self._looked: Sequence[object] = ()
@@ -93,6 +97,14 @@ class ProcessJob:
     def unwatch(self, work: Work) -> None:
         """Tells no more of it."""
         self._works.remove(work)
+
+    def addresses(self, count: int) -> list[str]:
+        """Returns so many addresses at which the others may reach this process.
+
+        Those of processes of one host begin at different places of the range of ports.
+        """
+        ports = self._ports.free(self.host, count, start=count * self.process)
+        return [joined_address(self.host, port) for port in ports]
 
     def publish(self, key: str, value: str) -> None:
         """Says something to all, once."""

@@ -16,8 +16,9 @@ from contextlib import suppress
 from typing import Final
 
 from rhino.runtime.distributed.limits import Limits
-from rhino.runtime.distributed.lines import Lines, Message, joined_address
+from rhino.runtime.distributed.lines import Lines, Message
 from rhino.runtime.distributed.verdict import Beat, Seen, Verdict, verdict
+from rhino.runtime.executor.transport import joined_address
 
 TICK_S: Final = 1.0
 """How often each side says that it is there, at most."""

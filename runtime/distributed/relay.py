@@ -13,8 +13,8 @@ import threading
 from contextlib import suppress
 from typing import Final
 
-from rhino.runtime.distributed.lines import joined_address, split_address
 from rhino.runtime.distributed.processes import LOOPBACK
+from rhino.runtime.executor.transport import joined_address, split_address
 
 _READ_BYTES: Final = 1 << 16
 

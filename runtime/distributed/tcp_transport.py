@@ -20,7 +20,15 @@ import jax
 import numpy as np
 
 from rhino.runtime.executor.moves import Parts
-from rhino.runtime.executor.transport import Job, Receive, Send, address, host_and_port, wire_uid
+from rhino.runtime.executor.transport import (
+    Job,
+    Receive,
+    Send,
+    family_of,
+    joined_address,
+    split_address,
+    wire_uid,
+)
 
 _HEAD: Final = struct.Struct("!QQQ")
 """The process that gives, what its parts are called, and the bytes that follow."""
@@ -66,10 +74,11 @@ class StreamTransport:
         self._job = job
         self._inbox = _Inbox()
         self._outboxes: dict[int, queue.SimpleQueue[tuple[int, list[jax.Array]] | None]] = {}
-        self._listener = socket.create_server((job.host, 0), family=_family(job.host))
+        host, port = split_address(job.addresses(1)[0])
+        self._listener = socket.create_server((host, port), family=family_of(host))
         self._accepted: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
-        job.publish(f"stream/{job.process}", address(*self._listener.getsockname()[:2]))
+        job.publish(f"stream/{job.process}", joined_address(*self._listener.getsockname()[:2]))
         self._start(self._accept)
 
     def next_step(self) -> int:
@@ -121,7 +130,7 @@ class StreamTransport:
 
     def _connect(self, process: int) -> queue.SimpleQueue[tuple[int, list[jax.Array]] | None]:
         if process not in self._outboxes:
-            connection = socket.create_connection(host_and_port(self._job.lookup(f"stream/{process}")))
+            connection = socket.create_connection(split_address(self._job.lookup(f"stream/{process}")))
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             outbox = self._outboxes[process] = queue.SimpleQueue()
             self._start(self._write, connection, outbox)
@@ -155,11 +164,6 @@ class StreamTransport:
             except OSError:
                 pass
         self._inbox.lose()
-
-
-def _family(host: str) -> socket.AddressFamily:
-    """Returns the family of a host's address."""
-    return socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
 
 
 def _read_all(stream: socket.SocketIO, size: int) -> bytearray:

@@ -7,6 +7,7 @@ packed in 63 bits: no two that a process gives have the same.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Final, Protocol
 
@@ -41,15 +42,20 @@ def wire_uid(step: int, uid: int, taker: int) -> int:
     return (step << UID_BITS | uid) << _PROCESS_BITS | taker
 
 
-def address(host: str, port: int = 0) -> str:
-    """Returns a host's name or number and a port as one text; port 0 is any that is free."""
+def split_address(address: str) -> tuple[str, int]:
+    """Returns the host, without the brackets of IPv6, and the port of `HOST:PORT`."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def joined_address(host: str, port: int) -> str:
+    """Returns `HOST:PORT`, an address of IPv6 in brackets; port 0 is any that is free."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def host_and_port(text: str) -> tuple[str, int]:
-    """Returns what `address` was made of."""
-    host, _, port = text.rpartition(":")
-    return host.strip("[]"), int(port)
+def family_of(host: str) -> socket.AddressFamily:
+    """Returns the family of a host's address."""
+    return socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
 
 
 def bind_copy(move: Move, source: RankDevices, target: RankDevices) -> Callable[[jax.Array], jax.Array]:
@@ -88,9 +94,8 @@ class Job(Protocol):
     def process(self) -> int:
         """This process's number."""
 
-    @property
-    def host(self) -> str:
-        """The name or address that the others reach this process at."""
+    def addresses(self, count: int) -> list[str]:
+        """Returns so many addresses, as HOST:PORT, at which the others may reach this process."""
 
     def publish(self, key: str, value: str) -> None:
         """Says something to all."""
@@ -153,8 +158,8 @@ class SocketTransport:
         """Starts the server, and tells the others its address."""
         self.process = job.process
         self._job = job
-        own = address(job.host)
-        self._server: Any = transfer.start_transfer_server(jax.local_devices()[0].client, own, [own] * _CONNECTIONS)
+        own, *each = job.addresses(1 + _CONNECTIONS)
+        self._server: Any = transfer.start_transfer_server(jax.local_devices()[0].client, own, each)
         self._connections: dict[int, Any] = {}
         job.publish(f"transfer-server/{job.process}", self._server.address())
 

@@ -8,41 +8,58 @@ What is cut out or looked up is read by each op for itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Collection, Sequence, Set
 
 import numpy as np
 
-from rhino.ir.arrays import Ints
-from rhino.ir.graph.graph import Graph
-from rhino.strategies.cost.op_costs import READS_PART
+from rhino.ir.arrays import Bools, Ints
+from rhino.ir.graph.graph import Graph, materialized
+from rhino.strategies.cost.cost_model import CostModel
+from rhino.strategies.cost.op_costs import READS_PART, OpCosts
+from rhino.strategies.memory.fusion import in_memory
+from rhino.strategies.memory.resident_rows import written_in_place
 
 
-def kernel_reads(graph: Graph, in_memory: Sequence[bool], in_place: Set[int]) -> Ints:
+def kernel_costs(graph: Graph, model: CostModel, given: Collection[int] = (), inside: Bools | None = None) -> OpCosts:
+    """Returns what ops take in a program of `inside` [ops], or of all, that returns the values `given` beside its own.
+
+    A target that fuses what is cheap has a kernel for each other op, which reads its operands; others read as
+    `kernel_reads` says.
+    """
+    in_place, fusion = written_in_place(graph), model.target.fusion
+    if fusion == "cheap":
+        returned = [*given, *graph.returns]
+        return OpCosts(graph, model, materialized(graph, inside, returned).tolist(), in_place)
+    stored = in_memory(graph, given, fusion, by_bytes=True, inside=inside)
+    return OpCosts(graph, model, stored, in_place, kernel_reads(graph, stored, in_place, inside).tolist())
+
+
+def kernel_reads(graph: Graph, stored: Sequence[bool], in_place: Set[int], inside: Bools | None = None) -> Ints:
     """Returns in how many kernels an op is the first to read each of its operands from memory [uses].
 
-    `in_memory` [values] are the results of kernels, and `in_place` those that are written into a larger value, which is
-    not read.
+    `stored` [values] are the results of kernels, and `in_place` those that are written into a larger value, which is
+    not read. With `inside` [ops], the program has these ops alone.
     """
     counts = np.zeros(len(graph.uses), dtype=np.int64)
-    source = _sources(graph, in_memory)
-    for op in range(graph.num_ops):
+    source = _sources(graph, stored)
+    for op in range(graph.num_ops) if inside is None else np.flatnonzero(inside).tolist():
         results = graph.results(op)
-        if not graph.cls(op).free and (not results or any(in_memory[value] for value in results)):
-            _count(graph, in_memory, source, op, 1 if results and results[0] in in_place else 0, counts)
+        if not graph.cls(op).free and (not results or any(stored[value] for value in results)):
+            _count(graph, stored, source, op, 1 if results and results[0] in in_place else 0, counts)
     return counts
 
 
-def _sources(graph: Graph, in_memory: Sequence[bool]) -> list[int]:
+def _sources(graph: Graph, stored: Sequence[bool]) -> list[int]:
     """Returns what is read where a value is: what a view without memory of its own is a view of [values]."""
     found = list(range(graph.num_values))
     for op in range(graph.num_ops):
         if graph.cls(op).is_view:
             for value, operand in zip(graph.results(op), graph.operands(op).tolist(), strict=True):
-                found[value] = value if in_memory[value] else found[operand]
+                found[value] = value if stored[value] else found[operand]
     return found
 
 
-def _count(graph: Graph, in_memory: Sequence[bool], source: Sequence[int], root: int, first: int, counts: Ints) -> None:
+def _count(graph: Graph, stored: Sequence[bool], source: Sequence[int], root: int, first: int, counts: Ints) -> None:
     """Adds the reads of one kernel, whose last op is `root`; of that, operands from `first` on are read."""
     read, inside, waiting = set[int](), {root}, [root]
     while waiting:
@@ -53,10 +70,10 @@ def _count(graph: Graph, in_memory: Sequence[bool], source: Sequence[int], root:
                 continue
             value = source[value]
             maker = int(graph.value_op[value])
-            if in_memory[value] and (value not in read or (partly and position == 0)):
+            if stored[value] and (value not in read or (partly and position == 0)):
                 counts[start + position] += 1
                 if not (partly and position == 0):
                     read.add(value)
-            elif not in_memory[value] and maker >= 0 and maker not in inside:
+            elif not stored[value] and maker >= 0 and maker not in inside:
                 inside.add(maker)
                 waiting.append(maker)

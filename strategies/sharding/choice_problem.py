@@ -26,11 +26,9 @@ from rhino.strategies.choice.choice import Choice
 from rhino.strategies.cost.candidates import State, keeps, strategies
 from rhino.strategies.cost.cost_model import CostModel, collective_s, reshard_seconds
 from rhino.strategies.cost.nodes import Node, Use, Way
-from rhino.strategies.cost.op_costs import OpCosts
 from rhino.strategies.cost.overlap import Order, Windows, windows
 from rhino.strategies.cost.wire import narrow
-from rhino.strategies.memory.fusion import in_memory
-from rhino.strategies.memory.kernel_reads import kernel_reads
+from rhino.strategies.memory.kernel_reads import kernel_costs
 from rhino.strategies.memory.resident_rows import Memory, written_in_place
 from rhino.strategies.solver.problem import Problem
 from rhino.strategies.solver.tables import Tables
@@ -117,7 +115,7 @@ class Builder(Tables):
         self.in_memory: list[bool] = materialized(graph).tolist()
         self.times: list[int] = [*graph.times().tolist(), 1]
         self.in_place = written_in_place(graph)
-        self.op_costs = self.priced_by(self.model)
+        self.op_costs = kernel_costs(graph, self.model)
         self.narrow, self.order = narrow(graph, self.model.target), Order(graph)
         self.roles = Roles(graph) if any(graph.roles) else None
         self.has_shape = [bool(graph.types[number].shape) for number in self.value_type]
@@ -219,14 +217,6 @@ class Builder(Tables):
         narrow.nodes, narrow.tables, narrow.alike, narrow.own, narrow.memo = nodes, [], {}, {}, {}
         return narrow
 
-    def priced_by(self, model: CostModel) -> OpCosts:
-        """Returns what ops take by a model: each by itself, or where its target fuses what can be, by kernels."""
-        if model.target.fusion == "cheap":
-            return OpCosts(self.graph, model, self.in_memory, self.in_place)
-        stored = in_memory(self.graph, (), model.target.fusion, by_bytes=True)
-        reads = kernel_reads(self.graph, stored, self.in_place).tolist()
-        return OpCosts(self.graph, model, stored, self.in_place, reads)
-
     def on_devices(self, model: CostModel, states: Ints) -> Choice:
         """Returns the choice problem of the one choice `states` [nodes] on devices of another model.
 
@@ -234,7 +224,7 @@ class Builder(Tables):
         """
         one = self.narrowed(states)
         one.model, one.narrow = model, narrow(self.graph, model.target)
-        one.op_costs = self.priced_by(model)
+        one.op_costs = kernel_costs(self.graph, model)
         if bool(one.op_costs.near_bytes) != bool(self.op_costs.near_bytes):  # which ops are alike hangs on it
             one.kind_of = one.kinds()
         one.costs_of, one.longest = {}, {}

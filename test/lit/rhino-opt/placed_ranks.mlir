@@ -7,7 +7,7 @@
 
 // CHECK: 2 stages on 2 ranks of mesh x=2, 2 micro-batches, 1f1b, ranks on devices 0,2; 1,3: step
 // KEPT: 2 stages on 2 ranks of mesh x=2, 2 micro-batches, 1f1b, ranks on devices 0,2; 1,3, for cpu4
-// FILE: "version": 4,
+// FILE: "version": 5,
 // FILE: "devices": [
 // FILE-NEXT: [0, 2],
 // FILE-NEXT: [1, 3]

@@ -29,7 +29,7 @@ from rhino.runtime.executor import compile_cache
 from rhino.runtime.executor.compile_cache import CompileCache
 from rhino.runtime.executor.executor import Executor, devices_of_ranks
 from rhino.runtime.executor.trace import MEASURED, SIMULATED, Recorder, chrome_trace
-from rhino.runtime.executor.transport import SocketTransport, Transport, wire_uid
+from rhino.runtime.executor.transport import SocketTransport, Transport, joined_address, wire_uid
 from rhino.strategies.pipeline.schedules import SCHEDULES
 
 CACHE = CompileCache()
@@ -94,6 +94,9 @@ class FakeJob:
     def __init__(self, board: Board, process: int, host: str = "127.0.0.1") -> None:
         self.process, self.publish, self.lookup, self.host = process, board.publish, board.lookup, host
         self.begin_step = itertools.count().__next__
+
+    def addresses(self, count: int) -> list[str]:
+        return [joined_address(self.host, 0)] * count
 
     def await_verdict(self) -> None:
         pass
