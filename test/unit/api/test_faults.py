@@ -128,6 +128,7 @@ def test_one_that_comes_late_is_waited_for(tmp_path: Path, kind: str):
         assert [part.wait(LIMIT_S) for part in parts] == [0, 0], said_by(tmp_path, 0) + said_by(tmp_path, 1)
 
 
+@pytest.mark.long
 def test_a_port_that_is_in_use_is_told(tmp_path: Path):
     with socket.socket() as other:
         other.bind(("0.0.0.0", 0))

@@ -5,6 +5,8 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
 from rhino.tools.run import run
 
 SCRIPT = """\
@@ -42,6 +44,7 @@ def test_a_job_that_fails_is_started_again(tmp_path: Path):
     assert len((tmp_path / "1").read_text().splitlines()) == 2
 
 
+@pytest.mark.long
 def test_without_restarts_it_fails(tmp_path: Path):
     assert started(tmp_path, 0, 1) == (1, "process 0 was ended by SIGKILL\n")
 

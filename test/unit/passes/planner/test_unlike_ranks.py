@@ -87,6 +87,7 @@ def optimize(path: Path, *options: str) -> tuple[int, str]:
     return opt.run(words, io.BytesIO(), io.BytesIO(), stderr), stderr.getvalue()
 
 
+@pytest.mark.long
 def test_a_plan_that_was_kept_gives_the_answer_in_one_process_and_in_three(tmp_path: Path):
     (tmp_path / "step.mlir").write_bytes(text(STEPS["adam"]))
     for name, words in (("plan", ("--stages=4+2+2",)), ("again", ("--stages=3", "--mesh=4;2;2"))):

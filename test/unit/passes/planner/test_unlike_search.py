@@ -104,6 +104,7 @@ def test_the_best_ranks_of_all_shapes_are_found(tmp_path: Path, cluster: Cluster
             assert cluster.groups or about_s <= one.step_s * 1.15  # else it may be better in another order of groups
 
 
+@pytest.mark.long
 def test_stages_are_wide_where_activations_are_large_and_the_plan_gives_the_answer_of_one_device(tmp_path: Path):
     """Nothing is asked for; the same plan with any number of processes."""
     step = front_heavy_step.step_of(tokens=64, hidden=32, wide=256, layers=3, batch=48)
