@@ -8,11 +8,11 @@ What is cut out or looked up is read by each op for itself.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence, Set
+from collections.abc import Sequence, Set
 
 import numpy as np
 
-from rhino.ir.arrays import Bools, Ints
+from rhino.ir.arrays import Ints
 from rhino.ir.graph.graph import Graph, materialized
 from rhino.strategies.cost.cost_model import CostModel
 from rhino.strategies.cost.op_costs import READS_PART, OpCosts
@@ -20,29 +20,28 @@ from rhino.strategies.memory.fusion import in_memory
 from rhino.strategies.memory.resident_rows import written_in_place
 
 
-def kernel_costs(graph: Graph, model: CostModel, given: Collection[int] = (), inside: Bools | None = None) -> OpCosts:
-    """Returns what ops take in a program of `inside` [ops], or of all, that returns the values `given` beside its own.
+def kernel_costs(graph: Graph, model: CostModel) -> OpCosts:
+    """Returns what ops take in a program.
 
     A target that fuses what is cheap has a kernel for each other op, which reads its operands; others read as
     `kernel_reads` says.
     """
     in_place, fusion = written_in_place(graph), model.target.fusion
     if fusion == "cheap":
-        returned = [*given, *graph.returns]
-        return OpCosts(graph, model, materialized(graph, inside, returned).tolist(), in_place)
-    stored = in_memory(graph, given, fusion, by_bytes=True, inside=inside)
-    return OpCosts(graph, model, stored, in_place, kernel_reads(graph, stored, in_place, inside).tolist())
+        return OpCosts(graph, model, materialized(graph).tolist(), in_place)
+    stored = in_memory(graph, (), fusion, by_bytes=True)
+    return OpCosts(graph, model, stored, in_place, kernel_reads(graph, stored, in_place).tolist())
 
 
-def kernel_reads(graph: Graph, stored: Sequence[bool], in_place: Set[int], inside: Bools | None = None) -> Ints:
+def kernel_reads(graph: Graph, stored: Sequence[bool], in_place: Set[int]) -> Ints:
     """Returns in how many kernels an op is the first to read each of its operands from memory [uses].
 
     `stored` [values] are the results of kernels, and `in_place` those that are written into a larger value, which is
-    not read. With `inside` [ops], the program has these ops alone.
+    not read.
     """
     counts = np.zeros(len(graph.uses), dtype=np.int64)
     source = _sources(graph, stored)
-    for op in range(graph.num_ops) if inside is None else np.flatnonzero(inside).tolist():
+    for op in range(graph.num_ops):
         results = graph.results(op)
         if not graph.cls(op).free and (not results or any(stored[value] for value in results)):
             _count(graph, stored, source, op, 1 if results and results[0] in in_place else 0, counts)

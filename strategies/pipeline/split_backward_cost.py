@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from rhino.ir.arrays import Bools, Floats
-from rhino.ir.graph.graph import Graph
+from rhino.ir.graph.graph import Graph, materialized
 from rhino.strategies.choice.sharding_plan import ShardingPlan
 from rhino.strategies.cost.cost_model import CostModel
 from rhino.strategies.cost.op_costs import OpCosts
-from rhino.strategies.memory.kernel_reads import kernel_costs
+from rhino.strategies.memory.resident_rows import written_in_place
 from rhino.strategies.pipeline.activation_stash import Handing
 
 
@@ -37,7 +37,8 @@ class SplitBackwardCost:
 def split_backward_cost(plan: ShardingPlan, model: CostModel, handing: Handing) -> SplitBackwardCost:
     """Returns what the ops of a plan's micro-batch take more in two programs than in one."""
     graph, parts = plan.graph, handing.parts
-    unsplit = kernel_costs(graph, model)
+    in_place = written_in_place(graph)
+    unsplit = OpCosts(graph, model, materialized(graph).tolist(), in_place)
     times = graph.times() / (1 if parts.loop is None else max(1, parts.loop.trips or 1))
     late = np.arange(graph.num_ops) > handing.turns[0]
     again = np.zeros(graph.num_ops, dtype=bool)
@@ -46,7 +47,8 @@ def split_backward_cost(plan: ShardingPlan, model: CostModel, handing: Handing) 
     found = SplitBackwardCost(np.zeros(graph.num_ops), np.zeros(graph.num_ops))
 
     def program(ops: Bools, given: Iterable[int]) -> OpCosts:
-        return kernel_costs(graph, model, (*given, *left), parts.body & (ops | parts.free))
+        in_memory = materialized(graph, parts.body & (ops | parts.free), (*given, *left, *graph.returns))
+        return OpCosts(graph, model, in_memory.tolist(), in_place)
 
     back = program(late | again, ())
     for costs, ops in ((program(~late, handing.halves.kept), ~late), (back, late)):

@@ -137,6 +137,7 @@ def test_a_kept_plan_whose_program_is_over_its_budget_is_refused():
         f(P, X)
 
 
+@pytest.mark.long
 def test_a_plan_that_its_compiler_chose_computes_what_one_device_does(tmp_path):
     x = np.random.default_rng(2).random((64, 128), np.float32)
     f = rhino.parallelize(mlp_step, cluster="cpu8", donate_argnums=0, aot=True)

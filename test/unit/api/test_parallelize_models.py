@@ -27,6 +27,7 @@ def losses() -> list[tuple[float, float]]:
     return list(flax_gpt.train(flax_gpt.TINY, 20))
 
 
+@pytest.mark.long
 def test_a_linen_gpt_with_optax_trains_for_twenty_steps(losses: list[tuple[float, float]]):
     np.testing.assert_allclose([loss for _, loss in losses], [wanted for wanted, _ in losses], rtol=2e-4)
     assert losses[-1][1] < losses[0][1] - 0.5

@@ -59,6 +59,7 @@ def test_two_processes_split_host_arrays(tmp_path: Path):
         assert float(said.read_text().rpartition("loss ")[2]) == pytest.approx(float(loss))
 
 
+@pytest.mark.long
 def test_two_processes_refuse_a_step_that_is_over_the_budget_of_one(tmp_path: Path):
     assert launched(tmp_path, budget_part.__file__, (), ("100",)) == [0, 0]
     said = [(tmp_path / f"said-{process}").read_text().partition("error: ")[2] for process in range(2)]

