@@ -76,7 +76,7 @@ def initialize(
         count,
         process,
         local_device_ids,
-        cluster_detection_method="deactivate",  # it would find devices for what was said without a cluster
+        cluster_detection_method="deactivate",  # it would find devices for a job that is given in full
         initialization_timeout=int(limits.start_limit_s) + 1,
         **options,
     )

@@ -1,7 +1,8 @@
 """The proof that a list of instructions can run, in arrays: all that touches a slot, one slot after another.
 
-Every check finds the first instruction at which it fails; what is said is of the first of these, and of one instruction
-the check that comes first: what it names is there, what it reads is there, what holds for its kind, what it writes.
+Every check finds the first instruction at which it fails. The error is of the first of these, and where several checks
+fail at it, of the one that comes first: what it names is there, what it reads is there, what holds for its kind, what
+it writes.
 
 Errors    RHI-STEP-001 to RHI-STEP-007.
 """

@@ -6,7 +6,7 @@ most steps, and can have what goes from layer to layer: of these each round of i
 of a round are stacked, and which are recomputed, is a minimum cut (strategies/remat/min_cut.py) over the ops of a
 body, each value as large as its stack.
 
-A loop whose backward pass has a barrier is left as it is: the user has said there what it recomputes.
+A loop whose backward pass has a barrier is left as it is: the user has chosen there what it recomputes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What one process of a job tells the others through its coordination service: bytes, by their hash.
 
-The service keeps all in the memory of the process that hosts it, and hands a value out whole. So data is compressed, is
+The service keeps all in the memory of the process that hosts it, and sends a value whole. So data is compressed, is
 there once however many ask for it, and goes in chunks that hold no other request up for long.
 """
 
@@ -50,10 +50,10 @@ class KeyValues:
         return data
 
     def set(self, key: str, value: bytes) -> None:
-        """Says something under a key."""
+        """Sets the value of a key."""
         self.client.key_value_set_bytes(f"rhino/{key}", value, allow_overwrite=True)
 
     def wait_for(self, key: str, limit_s: float = _WAIT_S) -> bytes:
-        """Returns what is said under a key, and waits for it; raises JAX's error where that takes longer."""
+        """Returns the value of a key, and waits for it; raises JAX's error where that takes longer."""
         found: bytes = self.client.blocking_key_value_get_bytes(f"rhino/{key}", int(limit_s * 1000))
         return found

@@ -13,22 +13,21 @@ from collections.abc import Sequence, Set
 import numpy as np
 
 from rhino.ir.arrays import Ints
-from rhino.ir.graph.graph import Graph, materialized
+from rhino.ir.graph.graph import Graph
 from rhino.strategies.cost.cost_model import CostModel
 from rhino.strategies.cost.op_costs import READS_PART, OpCosts
 from rhino.strategies.memory.fusion import in_memory
-from rhino.strategies.memory.resident_rows import written_in_place
 
 
-def kernel_costs(graph: Graph, model: CostModel) -> OpCosts:
-    """Returns what ops take in a program.
+def kernel_costs(graph: Graph, model: CostModel, alone: Sequence[bool], in_place: Set[int]) -> OpCosts:
+    """Returns what ops take in a program, in which some values are written `in_place`.
 
-    A target that fuses what is cheap has a kernel for each other op, which reads its operands; others read as
-    `kernel_reads` says.
+    A target that fuses what is cheap has a kernel for each other op, which reads its operands; the values `alone`
+    [values] lie in its memory. Kernels of others read as `kernel_reads` says.
     """
-    in_place, fusion = written_in_place(graph), model.target.fusion
+    fusion = model.target.fusion
     if fusion == "cheap":
-        return OpCosts(graph, model, materialized(graph).tolist(), in_place)
+        return OpCosts(graph, model, alone, in_place)
     stored = in_memory(graph, (), fusion, by_bytes=True)
     return OpCosts(graph, model, stored, in_place, kernel_reads(graph, stored, in_place).tolist())
 

@@ -115,7 +115,7 @@ class Builder(Tables):
         self.in_memory: list[bool] = materialized(graph).tolist()
         self.times: list[int] = [*graph.times().tolist(), 1]
         self.in_place = written_in_place(graph)
-        self.op_costs = kernel_costs(graph, self.model)
+        self.op_costs = kernel_costs(graph, self.model, self.in_memory, self.in_place)
         self.narrow, self.order = narrow(graph, self.model.target), Order(graph)
         self.roles = Roles(graph) if any(graph.roles) else None
         self.has_shape = [bool(graph.types[number].shape) for number in self.value_type]
@@ -224,7 +224,7 @@ class Builder(Tables):
         """
         one = self.narrowed(states)
         one.model, one.narrow = model, narrow(self.graph, model.target)
-        one.op_costs = kernel_costs(self.graph, model)
+        one.op_costs = kernel_costs(self.graph, model, self.in_memory, self.in_place)
         if bool(one.op_costs.near_bytes) != bool(self.op_costs.near_bytes):  # which ops are alike hangs on it
             one.kind_of = one.kinds()
         one.costs_of, one.longest = {}, {}
