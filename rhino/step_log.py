@@ -24,6 +24,7 @@ from rhino.ir.units import format_bytes, format_seconds
 from rhino.jit_program import JitProgram
 from rhino.passes.planner.plan_rows import simulation_of
 from rhino.plan import Plan
+from rhino.runtime.executor.trace import Recorder
 from rhino.stage_programs import StagePrograms
 from rhino.traced import Traced
 
@@ -63,8 +64,10 @@ class StepLog:
         self._predicted = simulation_of(execution).timeline if execution else None
         self._num_steps, self._last_end_s = 0, 0.0
         self._given: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        threading.Thread(target=_each, args=(self._given,), name="rhino-step-log", daemon=True).start()
-        weakref.finalize(self, self._given.put, None)
+        thread = threading.Thread(target=_each, args=(self._given,), name="rhino-step-log", daemon=True)
+        thread.start()
+        recorder = program.recorder if isinstance(program, StagePrograms) else None
+        weakref.finalize(self, _end, self._given, thread, recorder)
 
     def run(self, *values: Any) -> Any:  # noqa: ANN401 - pytrees
         """Runs a step, and returns its results as the program does."""
@@ -125,6 +128,15 @@ def _each(given: SimpleQueue[Callable[[], None] | None]) -> None:
     while (work := given.get()) is not None:
         work()
         del work
+
+
+def _end(given: SimpleQueue[Callable[[], None] | None], thread: threading.Thread, recorder: Recorder | None) -> None:
+    """Waits for the steps that were started: a thread that is inside XLA when Python ends aborts the process."""
+    given.put(None)
+    if thread is not threading.current_thread():  # which may have dropped the last reference to the program
+        thread.join()
+    if recorder is not None:
+        recorder.close()
 
 
 def num_examples(traced: Traced) -> int:

@@ -99,9 +99,11 @@ def watched(executor: Executor, limits: Limits) -> Iterator[None]:
     monitor = Monitor(1, limits, socket.create_server((LOOPBACK, 0)), own=0)
     job = ProcessJob(monitor.address, 0, Team((executor.ranks,)), limits, LOOPBACK, monitor)
     job.watch(StageProgress(executor))
-    yield
-    job.finish()
-    job.close()
+    try:
+        yield
+    finally:
+        job.finish()
+        job.close()
 
 
 def _watch_children(

@@ -48,6 +48,9 @@ class Work(Protocol):
     def task(self) -> str:
         """Returns what an open step waits for, empty where that is not known."""
 
+    def close(self) -> None:
+        """Called when nobody asks any more, before the process ends."""
+
 
 class ProcessJob:
     """This process among those that run together."""
@@ -93,10 +96,6 @@ class ProcessJob:
     def watch(self, work: Work) -> None:
         """Tells the monitor of the progress of some steps, too."""
         self._works.append(work)
-
-    def unwatch(self, work: Work) -> None:
-        """Tells no more of it."""
-        self._works.remove(work)
 
     def addresses(self, count: int) -> list[str]:
         """Returns so many addresses at which the others may reach this process.
@@ -159,6 +158,8 @@ class ProcessJob:
             self.monitor.wait_for_others()
         self._states.add("closed")
         self._thread.join()
+        for one in self._works:
+            one.close()
         self._lines.close()
         if self.monitor is not None:
             self.monitor.close()

@@ -1,7 +1,8 @@
 """How far the steps of this process are: of an executor, and of calls of one program.
 
 Looking costs a step nothing. Only when dispatch has stood still from one look to the next are the programs of a step
-waited for, each in turn, in threads of their own.
+waited for, each in turn, in threads of their own. These are joined before the process ends: one that is inside XLA when
+Python ends aborts the process.
 """
 
 from __future__ import annotations
@@ -28,8 +29,11 @@ class _Ends:
     def __init__(self, runs: dict[int, list[tuple[int, Any]]]) -> None:
         self._runs = runs
         self.ended = dict.fromkeys(runs, 0)
-        for rank in runs:
-            threading.Thread(target=self._wait, args=(rank,), name=f"rhino-ends-{rank}", daemon=True).start()
+        self.threads = [
+            threading.Thread(target=self._wait, args=(rank,), name=f"rhino-ends-{rank}", daemon=True) for rank in runs
+        ]
+        for one in self.threads:
+            one.start()
 
     def open_runs(self) -> dict[int, int]:
         """Returns the place of the first program of each rank that has not ended."""
@@ -49,6 +53,7 @@ class StageProgress:
         self._found = weakref.ref(executor)
         self._seen: Progress | None = None
         self._ends: _Ends | None = None
+        self._threads: list[threading.Thread] = []
 
     def look(self) -> tuple[int, bool, bool, object]:
         """Returns how many are begun, whether one is open, whether that is the first, and what changes by progress."""
@@ -60,6 +65,7 @@ class StageProgress:
             self._seen, self._ends = progress, None
         elif self._ends is None:
             self._ends = _Ends(executor.launched())
+            self._threads = [one for one in self._threads if one.is_alive()] + self._ends.threads
         ends = self._ends
         is_open = progress.step >= 0 and (ends is None or progress.running or bool(ends.open_runs()))
         ended = tuple(ends.ended.items()) if ends is not None else ()
@@ -81,6 +87,11 @@ class StageProgress:
             after = f", which takes {' and '.join(moves)}" if moves else ""
             texts.append(f"rank {rank} has not ended {describe(executor.part, executor.instructions[place])}{after}")
         return ", ".join(texts[:_MOST_RANKS])
+
+    def close(self) -> None:
+        """Waits for the programs that are waited for."""
+        for one in self._threads:
+            one.join()
 
 
 class CallProgress:
@@ -130,6 +141,9 @@ class CallProgress:
     def task(self) -> str:
         """Returns nothing: all devices are in one program."""
         return ""
+
+    def close(self) -> None:
+        """Does nothing: nothing waits for a call."""
 
     def _drop_ended(self) -> None:
         with self._dropping:

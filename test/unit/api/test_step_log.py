@@ -27,7 +27,7 @@ def step(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def watchers() -> set[threading.Thread]:
-    return {thread for thread in threading.enumerate() if thread.name == "rhino-step-log"}
+    return {thread for thread in threading.enumerate() if thread.name in ("rhino-step-log", "rhino-trace")}
 
 
 def run(num_steps: int, **options: Any) -> rhino.Parallelized:
@@ -74,11 +74,12 @@ def test_nobody_waits_where_nobody_listens(caplog: pytest.LogCaptureFixture):
     assert not [one for one in caplog.records if one.name.startswith("rhino.rank")]
 
 
-def test_the_waiting_thread_ends_with_the_program(caplog: pytest.LogCaptureFixture):
+@pytest.mark.parametrize("options", [{}, STAGED], ids=["one program", "stages"])
+def test_waiting_threads_end_with_the_program(options: dict[str, Any], caplog: pytest.LogCaptureFixture):
     before = watchers()
     with caplog.at_level(logging.DEBUG, logger="rhino"):
-        planned = run(1)
-        assert len(watchers() - before) == 1
+        planned = run(1, **options)
+        assert watchers() - before
         del planned
         deadline_s = time.monotonic() + 60
         while watchers() - before and time.monotonic() < deadline_s:

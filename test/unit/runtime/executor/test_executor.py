@@ -497,6 +497,18 @@ class TestStageProgress:
             assert progress.look()[3] != looks[2][3]
             assert progress.task() == ""
 
+    def test_no_thread_is_left_in_xla(self):
+        step, modules, arguments = naps([0.0, 1.0])
+        with Executor(step, modules, devices_of_ranks(step, jax.devices())) as run:
+            progress = StageProgress(run)
+            for _ in range(2):  # two steps, the threads of both wait
+                run.run(arguments)
+                for _ in range(2):
+                    progress.look()
+            assert any(one.name.startswith("rhino-ends") for one in threading.enumerate())
+            progress.close()
+            assert not any(one.name.startswith("rhino-ends") for one in threading.enumerate())
+
 
 class TestTrace:
     def test_every_run_is_there_once_and_a_rank_does_one_thing_at_a_time(self):
