@@ -24,15 +24,12 @@ from rhino.ir.plan.plan_json import head_of, head_text
 from rhino.pins import named
 from rhino.plan_options import PlanOptions
 from rhino.planner import Planned
-from rhino.runtime.distributed.jax_job import has_said, job_process, said_by_all, values_of_job
+from rhino.runtime.distributed.jax_job import job_process, said_by_all, values_of_job
 from rhino.source import read_traced, shapes
 from rhino.traced import Traced
 
 _LOAD_LIMIT_S: Final = 300
 """How long process 0 may be behind another one that asks for a plan in a file."""
-
-_LOOK_S: Final = 5
-"""After so long of waiting for a plan is looked whether process 0 is past it, and has another one."""
 
 _LOADED: Final = Counter[str]()
 """How often this process has asked for the plan of each file: a file may hold another one the next time."""
@@ -64,23 +61,19 @@ def planned_in_job(
 ) -> Planned:
     """Returns what process 0 plans; a plan that was `kept` each process has already.
 
+    Every process of a job calls this alike: they compare what they ask before process 0 plans it.
+
     Raises:
-        RhinoError: what planning raises in process 0; RHI-JAX-008 where that plans something else.
+        RhinoError: what planning raises in process 0; RHI-JAX-008 where that is asked for something else.
     """
     process = job_process()
     if process is None or kept is not None:
         return plan()
     meeting()
     asked = _asked(traced, request)
+    check_agreement(asked, name)  # else a process would wait for a plan that never comes
     key = f"plan/{asked}"
-    if process == 0:
-        return _told(key, plan)
-    while True:
-        try:
-            return _heard(values_of_job().wait_for(key, _LOOK_S))
-        except jax.errors.JaxRuntimeError:
-            if has_said(0):  # its plan: it is at the comparison of plans
-                check_agreement(asked, name)
+    return _told(key, plan) if process == 0 else _heard(values_of_job().wait_for(key))
 
 
 def check_agreement(plan: str, name: str) -> None:

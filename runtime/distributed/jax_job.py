@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate, count, pairwise
 from types import TracebackType
 from typing import Final
 
@@ -47,19 +47,8 @@ _values: Final[list[KeyValues]] = []
 """The key-value service of this process's job, once it was asked for."""
 
 
-@dataclass(slots=True)
-class _Turns:
-    """Numbers each time that the processes of a job tell each other something."""
-
-    next: int = 0
-
-    def take(self) -> int:
-        """The number of this time."""
-        self.next += 1
-        return self.next - 1
-
-
-_SAID: Final = _Turns()
+_turns: Final = count()
+"""Numbers each time that the processes of a job tell each other something."""
 
 
 def deal_devices(sizes: Sequence[int], placed: Devices = ()) -> tuple[jax.Device, ...]:
@@ -219,7 +208,7 @@ def said_by_all(text: str) -> list[str]:
 
     Texts go through the coordination service, not through devices: processes may have unequal numbers of these.
     """
-    number, client = _SAID.take(), distributed.global_state.client
+    number, client = next(_turns), distributed.global_state.client
     assert client is not None, "a job has a coordination service"
     client.key_value_set(f"rhino/said/{number}/{distributed.global_state.process_id}", text)
     return [
@@ -232,15 +221,6 @@ def job_process() -> int | None:
     """Returns the number of this process in its job; None where there are no others. Starts no backend."""
     state = distributed.global_state
     return int(state.process_id) if state.client is not None and state.num_processes > 1 else None
-
-
-def has_said(process: int) -> bool:
-    """Whether a process has told the others what they would tell each other next."""
-    try:
-        values_of_job().client.key_value_try_get(f"rhino/said/{_SAID.next}/{process}")
-    except jax.errors.JaxRuntimeError:
-        return False
-    return True
 
 
 def values_of_job() -> KeyValues:
@@ -256,7 +236,7 @@ def said_by_first(lines: str) -> str:
 
     Process 0 has a line for each process, and waits for none.
     """
-    service, key = values_of_job(), f"said/{_SAID.take()}"
+    service, key = values_of_job(), f"said/{next(_turns)}"
     if jax.process_index() == 0:
         for process, line in enumerate(lines.split("\n")):
             service.set(f"{key}/first/{process}", line.encode())
