@@ -16,8 +16,9 @@ from rhino.ir.arrays import Ints
 from rhino.ir.plan.instruction_list import InstructionList, in_columns, joined
 from rhino.ir.plan.instructions import Fetch, Global, Slot, Step, Transfer
 from rhino.ir.plan.json_values import list_of, number_of, numbers_of, words_of
-from rhino.ir.plan.parts import Part, part_of, slot_ranks
+from rhino.ir.plan.parts import Part, parts_of
 from rhino.ir.plan.plan import Execution
+from rhino.ir.plan.slot_table import SlotTable, slot_ranks
 from rhino.ir.plan.step_json import part_text, read_part
 from rhino.ir.plan.verify import verify
 from rhino.runtime.distributed.key_values import KeyValues
@@ -66,28 +67,22 @@ class Shares:
         self.fed = frozenset(number for _, number in feeds)
         fetched = frozenset(slot for slot, _ in _pairs(execution.step, "fetch"))
         self.returned = frozenset(number for slot, number in feeds if slot in fetched)
-        crossing = _crossing(execution.step, devices)
-        self.lasting = frozenset(number for slot, number in feeds if slot in fetched | crossing)
-        self.made: dict[tuple[int, ...], Share] = {}
+        read_later = fetched | _crossing(execution.step, devices)
+        self.lasting = frozenset(number for slot, number in feeds if slot in read_later)
+        alike = tuple(dict.fromkeys(map(tuple, ranks)))
+        parts = parts_of(self.step, alike)
+        self.made = {own: self._share(own, part) for own, part in zip(alike, parts, strict=True)}
 
     def share(self, process: int) -> Share:
         """Returns the share of a process."""
-        own = tuple(self.ranks[process])
-        if own not in self.made:
-            self.made[own] = self._share(own)
-        return self.made[own]
+        return self.made[tuple(self.ranks[process])]
 
     def told(self, service: KeyValues) -> list[str]:
         """Returns the hash of the share of each process, which the process finds at the service."""
-        hashes = {own: tell_share(self.share(process), service) for own, process in self._of_each().items()}
+        hashes = {own: tell_share(share, service) for own, share in self.made.items()}
         return [hashes[tuple(own)] for own in self.ranks]
 
-    def _of_each(self) -> dict[tuple[int, ...], int]:
-        """The last process of those that have the same ranks."""
-        return {tuple(own): process for process, own in enumerate(self.ranks)}
-
-    def _share(self, own: tuple[int, ...]) -> Share:
-        part = part_of(self.step, own)
+    def _share(self, own: tuple[int, ...], part: Part) -> Share:
         modules = {one.module: self.execution.modules[one.module] for one in part.programs}
         copies = {number: copy for (number, rank), copy in self.copies.items() if rank == own[0]}
         return Share(part, modules, copies, self.fed, self.returned, self.lasting)
@@ -120,7 +115,7 @@ def with_copies(step: Step, results: Container[int], ranks: Sequence[int]) -> tu
     uids = [group.others[:, 0].max() for group in every.of_kind("transfer")]
     fetches = _pairs(step, "fetch")
     uid, next_result = 1 + int(max(uids, default=-1)), len(fetches)
-    slots, numbers, added = list(step.slots), dict[tuple[int, int], int](), list[Global]()
+    slots, numbers, added = list[Slot](), dict[tuple[int, int], int](), list[Global]()
     for source, number in sorted(fetches, key=lambda pair: pair[1]):
         if number not in results:
             continue
@@ -128,12 +123,13 @@ def with_copies(step: Step, results: Container[int], ranks: Sequence[int]) -> tu
         numbers[number, own.rank] = number
         for rank in ranks:
             if rank != own.rank:
+                target = len(step.slots) + len(slots)
                 slots.append(Slot(rank, own.layout))
-                added += [Transfer(uid, source, len(slots) - 1), Fetch(len(slots) - 1, next_result)]
+                added += [Transfer(uid, source, target), Fetch(target, next_result)]
                 numbers[number, rank] = next_result
                 uid, next_result = uid + 1, next_result + 1
     instructions: InstructionList[Global] = joined([every, InstructionList.of(added)])
-    return replace(step, slots=tuple(slots), instructions=instructions), numbers
+    return replace(step, slots=SlotTable.of(step.slots).extended(slots), instructions=instructions), numbers
 
 
 def _pairs(step: Step, kind: str) -> list[tuple[int, int]]:
@@ -147,11 +143,10 @@ def _pairs(step: Step, kind: str) -> list[tuple[int, int]]:
 def _crossing(step: Step, devices: Placement) -> frozenset[int]:
     """Returns the slots that are sent between ranks which do not both lie in one process."""
     places = [frozenset(own) for own in devices]
+    are_apart = np.array([[len(giving | taking) > 1 for taking in places] for giving in places])
     ranks: Ints = slot_ranks(step)
     found: set[int] = set()
     for group in in_columns(step.instructions).of_kind("transfer"):
-        pairs = np.stack([ranks[group.numbers[:, 0]], ranks[group.numbers[:, 1]]], axis=1)
-        for giving, taking in np.unique(pairs, axis=0).tolist():
-            if len(places[giving] | places[taking]) > 1:
-                found.update(group.numbers[(pairs == (giving, taking)).all(axis=1), 0].tolist())
+        source, target = group.numbers[:, 0], group.numbers[:, 1]
+        found.update(source[are_apart[ranks[source], ranks[target]]].tolist())
     return frozenset(found)

@@ -23,7 +23,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from rhino.ir.plan.parts import Part, part_of
+from rhino.ir.plan.parts import Part, parts_of
 from rhino.ir.plan.plan import Execution, Plan
 from rhino.runtime.distributed.launcher import launch
 from rhino.runtime.distributed.member import ProcessJob
@@ -50,8 +50,7 @@ class _Share:
 
 def _write_shares(plan: Plan, execution: Execution, team: Team, folder: Path) -> None:
     head, signature = replace(plan, execution=None), signature_of(plan)
-    for process, ranks in enumerate(team.ranks):
-        part = part_of(execution.step, ranks)
+    for process, part in enumerate(parts_of(execution.step, team.ranks)):
         modules = {one.module: execution.modules[one.module] for one in part.programs}
         share = _Share(head, part, modules, signature, execution.nonnegative_arguments)
         _share_file(folder, process).write_bytes(pickle.dumps(share))

@@ -164,7 +164,7 @@ class Step:
 
     meshes: tuple[Mesh, ...]
     programs: tuple[StepProgram, ...]
-    slots: tuple[Slot, ...]
+    slots: Sequence[Slot]
     instructions: Sequence[Global]
     constants: tuple[tuple[int, int], ...] = ()
     devices: Devices = ()
@@ -191,7 +191,7 @@ class Listed(Protocol):
         """The programs, by the numbers that runs have for them."""
 
     @property
-    def slots(self) -> tuple[Slot, ...]:
+    def slots(self) -> Sequence[Slot]:
         """The slots, by the numbers that instructions have for them."""
 
     @property

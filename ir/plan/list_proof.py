@@ -19,8 +19,8 @@ from rhino.ir.arrays import Bools, Ints
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.plan.instruction_list import Group, InstructionList, in_columns
 from rhino.ir.plan.instructions import Global, Layout, Step
-from rhino.ir.plan.parts import slot_kinds, slot_ranks
 from rhino.ir.plan.slot_events import CONSTANT, EMPTY, FETCHED, FREED, GIVE, HELD, READ, STATES, TAKEN, WRITE, Events
+from rhino.ir.plan.slot_table import SlotTable, slot_ranks
 from rhino.ir.plan.step_words import instruction_text, layout_text
 
 FIX: Final = "plan again; instructions that were written by hand have to be corrected"
@@ -99,10 +99,10 @@ class _Proof:
         self.mesh_of = np.array([meshes[mesh] for mesh in step.meshes], dtype=np.int64)[self.ranks]
         self.layouts: dict[Layout, int] = {}
         whole: dict[Layout, int] = {}
-        kinds_of, kind_of = slot_kinds(step.slots)
-        number = [self.layouts.setdefault(slot.layout, len(self.layouts)) for slot in kinds_of]
+        slots = SlotTable.of(step.slots)
+        number = [self.layouts.setdefault(slot.layout, len(self.layouts)) for slot in slots.kinds]
         kinds = [whole.setdefault(replace(one, dims=()), len(whole)) for one in self.layouts]
-        self.layout_of = np.array(number, dtype=np.int64)[kind_of]
+        self.layout_of = np.array(number, dtype=np.int64)[slots.kind_of]
         self.kind_of = np.array(kinds, dtype=np.int64)[self.layout_of]
         self.events = Events.of(step, known)
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from rhino.ir.arrays import Bools, Ints
 from rhino.ir.cluster.mesh import Mesh
 from rhino.ir.plan.instruction_list import SIMPLE, Form, Group, InstructionList, Kind, in_columns
 from rhino.ir.plan.instructions import Global, Listed, Local, Slot, Step, StepProgram
+from rhino.ir.plan.slot_table import SlotTable, slot_ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,7 @@ class Part:
     ranks: tuple[int, ...]
     meshes: tuple[Mesh, ...]
     programs: tuple[StepProgram, ...]
-    slots: tuple[Slot, ...]
+    slots: Sequence[Slot]
     instructions: Sequence[Local]
     constants: tuple[tuple[int, int], ...]
     results: tuple[Slot, ...]
@@ -45,42 +48,126 @@ class Part:
 
 def part_of(step: Step, ranks: Sequence[int]) -> Part:
     """Returns the part of a step that the process runs that has devices of `ranks`. The step is one that verifies."""
-    found = in_columns(project(step, ranks))
-    slots, slot_of = _own_slots(step, found, ranks)
-    programs = sorted({group.form.program for group in found.of_kind("run")})
-    forms = [_renumbered(form, programs) for form in found.forms]
-    instructions: InstructionList[Local] = InstructionList(forms, found.form_of, _moved(found, slot_of))
-    constants = tuple([(int(slot_of[slot]), number) for slot, number in step.constants if slot_of[slot] >= 0])
-    fetches = [row for group in in_columns(step.instructions).of_kind("fetch") for row in group.numbers.tolist()]
-    return Part(
-        tuple(sorted(ranks)),
-        step.meshes,
-        tuple([step.programs[program] for program in programs]),
-        slots,
-        instructions,
-        constants,
-        tuple([step.slots[slot] for slot, _ in sorted(fetches, key=lambda row: row[1])]),
-    )
+    return parts_of(step, [ranks])[0]
+
+
+def parts_of(step: Step, holders: Sequence[Sequence[int]]) -> list[Part]:
+    """Returns the parts of a step that processes run, by the ranks of each, in one pass over its list.
+
+    The step is one that verifies.
+    """
+    cut = _Cut(step)
+    return [cut.part(ranks) for ranks in holders]
 
 
 def project(step: Step, ranks: Sequence[int]) -> InstructionList[Local]:
     """Returns the list of the process that has devices of `ranks`, in the step's order."""
-    every: InstructionList[Global] = in_columns(step.instructions)
-    is_here = np.isin(slot_ranks(step), np.array(sorted(ranks)))
-    found: list[tuple[Form, Ints, Ints]] = []
+    return projections(step, [ranks])[0]
+
+
+def projections(step: Step, holders: Sequence[Sequence[int]]) -> list[InstructionList[Local]]:
+    """Returns the lists of processes, by the ranks of each, in one pass over the step's."""
+    cut = _Cut(step)
+    return [cut.list_of(ranks) for ranks in holders]
+
+
+class _Cut:
+    """A step as it is cut in parts: what each rank has of it, found once."""
+
+    def __init__(self, step: Step) -> None:
+        self.step = step
+        self.every: InstructionList[Global] = in_columns(step.instructions)
+        self.slots = SlotTable.of(step.slots)
+        self.places_of = _by_rank(*_touching(self.every, self.slots.ranks), step.num_ranks)
+
+    @cached_property
+    def slots_of(self) -> list[Ints]:
+        """The slots of each rank."""
+        return _by_rank(self.slots.ranks, np.arange(len(self.slots)), self.step.num_ranks)
+
+    @cached_property
+    def constants(self) -> Ints:
+        """The slots that hold an integer for ever, and the integers [constants, 2]."""
+        return np.array(self.step.constants, dtype=np.int64).reshape(-1, 2)
+
+    @cached_property
+    def results(self) -> tuple[Slot, ...]:
+        """The slot of each result."""
+        fetches = [row for group in self.every.of_kind("fetch") for row in group.numbers.tolist()]
+        return tuple([self.slots[slot] for slot, _ in sorted(fetches, key=lambda row: row[1])])
+
+    def part(self, ranks: Sequence[int]) -> Part:
+        """The part of a process that has devices of `ranks`."""
+        found, step = self.list_of(ranks), self.step
+        slots, slot_of = self.own_slots(found, ranks)
+        programs = sorted({group.form.program for group in found.of_kind("run")})
+        forms = [_renumbered(form, programs) for form in found.forms]
+        instructions: InstructionList[Local] = InstructionList(forms, found.form_of, _moved(found, slot_of))
+        constants = self.constants[slot_of[self.constants[:, 0]] >= 0]
+        numbers = slot_of[constants[:, 0]].tolist()
+        return Part(
+            tuple(sorted(ranks)),
+            step.meshes,
+            tuple([step.programs[program] for program in programs]),
+            slots,
+            instructions,
+            tuple(zip(numbers, constants[:, 1].tolist(), strict=True)),
+            self.results,
+        )
+
+    def list_of(self, ranks: Sequence[int]) -> InstructionList[Local]:
+        """The list of a process that has devices of `ranks`."""
+        holds = np.zeros(self.step.num_ranks, dtype=bool)
+        holds[list(ranks)] = True
+        found: list[tuple[Form, Ints, Ints]] = []
+        for group in self.every.taken(_joined([self.places_of[rank] for rank in ranks])).groups:
+            match group.form.kind:
+                case "transfer":
+                    source, target = (holds[self.slots.ranks[group.numbers[:, end]]] for end in (0, 1))
+                    found.append(_moves(group, "copy", source & target, (0, 1, 2)))
+                    found.append(_moves(group, "send", source & ~target, (0, 2, 1)))
+                    found.append(_moves(group, "receive", target & ~source, (1, 2, 0)))
+                case "free":
+                    found += _frees(group, holds[self.slots.ranks[group.numbers]])
+                case _:
+                    found.append((group.form, group.places, group.numbers))
+        return in_order(found)
+
+    def own_slots(self, found: InstructionList[Local], ranks: Sequence[int]) -> tuple[SlotTable, Ints]:
+        """The slots of a part, and the number in it of each slot of the step; -1 where it has none."""
+        own = _joined([self.slots_of[rank] for rank in ranks])
+        slot_of = np.full(len(self.slots), -1, dtype=np.int64)
+        slot_of[own] = np.arange(len(own))
+        numbers = [group.others[:, 1] for group in found.of_kind("send", "receive")]
+        far = np.unique(np.concatenate([own[:0], *numbers]))
+        there, ends = self.slots.taken(far), dict[Slot, int]()
+        end_of = np.array([ends.setdefault(kind, len(ends)) for kind in there.kinds], dtype=np.int64)
+        slot_of[far] = len(own) + end_of[there.kind_of]
+        return self.slots.taken(own).extended(tuple(ends)), slot_of
+
+
+def _touching(every: InstructionList[Global], ranks: Ints) -> tuple[Ints, Ints]:
+    """Returns which ranks touch which places of a list, as pairs [pairs], [pairs]; some stand there twice."""
+    found_ranks, found_places = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
     for group in every.groups:
-        match group.form.kind:
-            case "transfer":
-                source, target = is_here[group.numbers[:, 0]], is_here[group.numbers[:, 1]]
-                found.append(_moves(group, "copy", source & target, (0, 1, 2)))
-                found.append(_moves(group, "send", source & ~target, (0, 2, 1)))
-                found.append(_moves(group, "receive", target & ~source, (1, 2, 0)))
-            case "free":
-                found += frees(group, is_here[group.numbers])
-            case _:
-                kept = is_here[group.numbers[:, 0]]
-                found.append((group.form, group.places[kept], group.numbers[kept]))
-    return in_order(found)
+        columns = {"transfer": 2, "free": group.form.width}.get(group.form.kind, 1)
+        found_ranks.append(ranks[group.numbers[:, :columns]].ravel())
+        found_places.append(np.repeat(group.places, columns))
+    return np.concatenate(found_ranks), np.concatenate(found_places)
+
+
+def _by_rank(ranks: Ints, values: Ints, num_ranks: int) -> list[Ints]:
+    """Returns the values that stand beside each rank, ascending, each once."""
+    count = 1 + int(values.max(initial=0))
+    keys = np.sort(ranks * count + values)  # many stand in order: unique of NumPy 2.3 would hash them
+    keys = keys[np.diff(keys, prepend=-1) > 0]
+    ends = np.searchsorted(keys, np.arange(num_ranks + 1) * count)
+    return [keys[start:end] - rank * count for rank, (start, end) in enumerate(pairwise(ends.tolist()))]
+
+
+def _joined(sets: Sequence[Ints]) -> Ints:
+    """Returns the numbers of several sets, ascending."""
+    return sets[0] if len(sets) == 1 else np.unique(np.concatenate(sets))
 
 
 def in_order(groups: Sequence[tuple[Form, Ints, Ints]]) -> InstructionList[Any]:
@@ -96,30 +183,6 @@ def in_order(groups: Sequence[tuple[Form, Ints, Ints]]) -> InstructionList[Any]:
         tuple(forms), form_of, np.concatenate([numbers.ravel() for _, _, numbers in kept])
     )
     return mixed.taken(np.argsort(places, kind="stable"))
-
-
-def frees(group: Group, chosen: Bools, first: int = 0) -> list[tuple[Form, Ints, Ints]]:
-    """Returns the frees of one form with those of their slots that are chosen; their places count from `first`."""
-    counts, found = chosen.sum(axis=1), []
-    for count in np.unique(counts[counts > 0]).tolist():
-        own = counts == count
-        numbers = group.numbers[own][chosen[own]].reshape(-1, count)
-        found.append((Form("free", others=count), first + group.places[own], numbers))
-    return found
-
-
-def slot_ranks(step: Listed) -> Ints:
-    """Returns the rank of each slot."""
-    kinds, kind_of = slot_kinds(step.slots)
-    return np.array([slot.rank for slot in kinds], dtype=np.int64)[kind_of]
-
-
-def slot_kinds(slots: Sequence[Slot]) -> tuple[list[Slot], Ints]:
-    """Returns the slots that differ, and which of them each is; equal ones that are not one object are two."""
-    number: dict[int, int] = {}  # by identity, which is quick, and in the order of the slots
-    kind_of = np.array([number.setdefault(id(slot), len(number)) for slot in slots], dtype=np.int64)
-    first = np.unique(kind_of, return_index=True)[1]
-    return [slots[at] for at in first.tolist()], kind_of
 
 
 def program_ranks(step: Listed) -> tuple[tuple[int, ...], ...]:
@@ -141,21 +204,18 @@ def program_meshes(step: Listed) -> tuple[Mesh, ...]:
     return tuple([step.meshes[ranks[0]] for ranks in program_ranks(step)])
 
 
+def _frees(group: Group, chosen: Bools) -> list[tuple[Form, Ints, Ints]]:
+    """Returns the frees of one form with those of their slots that are chosen."""
+    counts, found = chosen.sum(axis=1), []
+    for count in np.unique(counts[counts > 0]).tolist():
+        own = counts == count
+        numbers = group.numbers[own][chosen[own]].reshape(-1, count)
+        found.append((Form("free", others=count), group.places[own], numbers))
+    return found
+
+
 def _moves(group: Group, kind: Kind, chosen: Bools, order: tuple[int, ...]) -> tuple[Form, Ints, Ints]:
     return Form(kind, *SIMPLE[kind]), group.places[chosen], group.numbers[chosen][:, order]
-
-
-def _own_slots(step: Step, found: InstructionList[Local], ranks: Sequence[int]) -> tuple[tuple[Slot, ...], Ints]:
-    """Returns the slots of a part, and the number in it of each slot of the step; -1 where it has none."""
-    is_here = np.isin(slot_ranks(step), np.array(sorted(ranks)))
-    own = np.flatnonzero(is_here)
-    slot_of = np.full(len(step.slots), -1, dtype=np.int64)
-    slot_of[own] = np.arange(len(own))
-    far = [group.others[:, 1] for group in found.of_kind("send", "receive")]
-    ends: dict[Slot, int] = {}
-    for slot in np.unique(np.concatenate(far)).tolist() if far else ():
-        slot_of[slot] = len(own) + ends.setdefault(step.slots[slot], len(ends))
-    return (*[step.slots[slot] for slot in own.tolist()], *ends), slot_of
 
 
 def _renumbered(form: Form, programs: Sequence[int]) -> Form:

@@ -18,9 +18,9 @@ import numpy as np
 
 from rhino.ir.arrays import Bools, Ints
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.plan.instruction_list import SIMPLE, Form, InstructionList, in_columns, joined
+from rhino.ir.plan.instruction_list import SIMPLE, Form, InstructionList, joined
 from rhino.ir.plan.instructions import Global, Local, Step
-from rhino.ir.plan.parts import frees, in_order, slot_ranks
+from rhino.ir.plan.parts import projections
 
 _FIX = "plan again; lists that were written by hand have to be corrected"
 
@@ -40,27 +40,7 @@ class _Together:
 
 def split(step: Step) -> list[InstructionList[Local]]:
     """Returns the list of each rank of a step [ranks]; what is freed on several is freed in the list of each."""
-    every: InstructionList[Global] = in_columns(step.instructions)
-    ranks, count = slot_ranks(step), len(every)
-    found: list[tuple[Form, Ints, Ints]] = []
-    for group in every.groups:
-        own = ranks[group.numbers[:, 0]]
-        match group.form.kind:
-            case "transfer":
-                far = ranks[group.numbers[:, 1]]
-                found.append((Form("send", *SIMPLE["send"]), own * count + group.places, group.numbers[:, [0, 2, 1]]))
-                found.append(
-                    (Form("receive", *SIMPLE["receive"]), far * count + group.places, group.numbers[:, [1, 2, 0]])
-                )
-            case "free":
-                for rank in np.unique(ranks[group.numbers]).tolist():
-                    found += frees(group, ranks[group.numbers] == rank, rank * count)
-            case _:
-                found.append((group.form, own * count + group.places, group.numbers))
-    together: InstructionList[Local] = in_order(found)
-    keys = np.sort(np.concatenate([places for _, places, _ in found])) if found else np.zeros(0, dtype=np.int64)
-    ends = np.searchsorted(keys, np.arange(step.num_ranks + 1) * count)
-    return [together.taken(np.arange(ends[rank], ends[rank + 1])) for rank in range(step.num_ranks)]
+    return projections(step, [(rank,) for rank in range(step.num_ranks)])
 
 
 def merged(lists: Sequence[InstructionList[Local]]) -> InstructionList[Global]:

@@ -42,12 +42,12 @@ class Events:
     @classmethod
     def of(cls, step: Step, known: InstructionList[Global]) -> Events:
         """Returns the events of a list whose every slot and program is there."""
-        rows = [row for group in known.groups for row in _events_of(step, group)]
-        none = np.zeros((0, 5), dtype=np.int64)
-        slot, place, role, column, after = np.concatenate([none, *rows]).T
-        key = (slot * (len(known) + 1) + place) * 3 + role
+        sides = [side for group in known.groups for side in _events_of(step, group)]
+        none = _side(np.zeros((0, 0), dtype=np.int64), np.zeros(0, dtype=np.int64), READ, EMPTY)
+        every = [np.concatenate(own) for own in zip(none, *sides, strict=True)]
+        key = (every[0] * (len(known) + 1) + every[1]) * 3 + every[2]
         order = np.argsort(key, kind="stable")
-        slot, place, role, column, after = (one[order] for one in (slot, place, role, column, after))
+        slot, place, role, column, after = (one[order] for one in every)
         changes = np.maximum.accumulate(np.where(after != EMPTY, np.arange(len(slot)), -1))
         last = np.concatenate([[-1], changes[:-1]]) if len(slot) else changes
         is_known = (last >= 0) & (slot[last] == slot)
@@ -67,23 +67,29 @@ class Events:
         return state, since
 
 
-def _events_of(step: Step, group: Group) -> list[Ints]:
-    """Returns the events of instructions of one form [events, 5], each side's by instruction and then by column."""
-    found = [_rows(group, group.reads, READ, EMPTY), _rows(group, group.writes, WRITE, HELD)]
+def _events_of(step: Step, group: Group) -> list[tuple[Ints, ...]]:
+    """Returns the events of instructions of one form, by role; each side's by instruction and then by column."""
+    places = group.places
+    found = [_side(group.reads, places, READ, EMPTY), _side(group.writes, places, WRITE, HELD)]
     match group.form.kind:
         case "run":
             donated = [pair[0] for pair in step.programs[group.form.program].donated]
             taken = [column for column in donated if column < group.form.reads]
-            found.append(_rows(group, group.reads[:, taken], GIVE, TAKEN))
+            found.append(_side(group.reads[:, taken], places, GIVE, TAKEN))
         case "free":
-            found.append(_rows(group, group.others, GIVE, FREED))
+            found.append(_side(group.others, places, GIVE, FREED))
         case "fetch":
-            found.append(_rows(group, group.reads, GIVE, FETCHED))
+            found.append(_side(group.reads, places, GIVE, FETCHED))
     return found
 
 
-def _rows(group: Group, slots: Ints, role: int, after: int) -> Ints:
-    found = np.empty((*slots.shape, 5), dtype=np.int64)
-    found[:, :, 0], found[:, :, 1] = slots, group.places[:, None]
-    found[:, :, 2], found[:, :, 3], found[:, :, 4] = role, np.arange(slots.shape[1]), after
-    return found.reshape(-1, 5)
+def _side(slots: Ints, places: Ints, role: int, after: int) -> tuple[Ints, ...]:
+    """Returns the columns of the events of slots [places, columns]; small numbers have small types."""
+    count, width = slots.size, slots.shape[1]
+    return (
+        slots.ravel(),
+        np.repeat(places, width),
+        np.full(count, role, dtype=np.int8),
+        np.tile(np.arange(width, dtype=np.int32), len(places)),
+        np.full(count, after, dtype=np.int8),
+    )

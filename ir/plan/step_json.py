@@ -27,8 +27,9 @@ from rhino.ir.graph.graph import DEVICE
 from rhino.ir.plan.instruction_list import SIMPLE, Form, InstructionList, Kind, in_columns
 from rhino.ir.plan.instructions import Feed, Layout, Local, Phase, Slot, Step, StepProgram
 from rhino.ir.plan.json_values import count_of, list_of, memory_of, number_of, numbers_of, text_of
-from rhino.ir.plan.parts import Part, slot_kinds
+from rhino.ir.plan.parts import Part
 from rhino.ir.plan.rank_lists import merged, split
+from rhino.ir.plan.slot_table import SlotTable
 from rhino.ir.plan.strides import Loop, list_of_loops, loops_of
 
 _MOST_NUMBERS: Final = 2**26
@@ -80,7 +81,7 @@ def read_part(data: dict[str, Any]) -> Part:
         read.slots,
         read.instructions("list", "transfer"),
         read.constants,
-        read.kinds("results"),
+        tuple(read.kinds("results")),
     )
 
 
@@ -140,11 +141,10 @@ class _Read:
         self.constants = tuple([(slot, number) for slot, number in constants.numbers.reshape(-1, 2).tolist()])
         self.forms = tuple(map(_form, list_of(data["forms"])))
 
-    def kinds(self, name: str) -> tuple[Slot, ...]:
+    def kinds(self, name: str) -> SlotTable:
         """Returns the slots of that name."""
         loops = [Loop(count_of(times), numbers_of(own), (), ()) for times, own in list_of(self.data[name])]
-        kind_of = _expanded((Form("free"),) * len(self.every), loops).form_of
-        return tuple([self.every[kind] for kind in kind_of.tolist()])
+        return SlotTable(self.every, _expanded((Form("free"),) * len(self.every), loops).form_of)
 
     def instructions(self, name: str, *refused: Kind) -> InstructionList[Any]:
         """Returns the list of that name, which has none of some kinds."""
@@ -156,9 +156,9 @@ class _Read:
 
 def _numbers_of(slots: Sequence[Slot], kinds: dict[Slot, int]) -> list[int]:
     """Returns the number of each slot among `kinds`, to which those are added that it does not have."""
-    own, kind_of = slot_kinds(slots)
-    numbers = [kinds.setdefault(slot, len(kinds)) for slot in own]
-    return [numbers[kind] for kind in kind_of.tolist()]
+    table = SlotTable.of(slots)
+    numbers = [kinds.setdefault(slot, len(kinds)) for slot in table.kinds]
+    return [numbers[kind] for kind in table.kind_of.tolist()]
 
 
 def _kind_rows(kind_of: Sequence[int], kinds: Sequence[Slot]) -> list[Any]:

@@ -17,7 +17,7 @@ from rhino.ir.graph.elements import element_bytes
 from rhino.ir.graph.graph import DEVICE, HOST, MemoryKind
 from rhino.ir.plan.instruction_list import Group, in_columns
 from rhino.ir.plan.instructions import Layout, Listed
-from rhino.ir.plan.parts import slot_kinds, slot_ranks
+from rhino.ir.plan.slot_table import SlotTable, slot_ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +145,9 @@ def _constant_rows(step: Listed, ranks: Ints, sizes: Ints) -> Ints:
 
 def _sizes(step: Listed, memory: MemoryKind) -> Ints:
     """Returns the bytes of a memory that each slot takes of a device."""
-    kinds, kind_of = slot_kinds(step.slots)
-    known = [local_bytes(slot.layout, step.meshes[slot.rank], memory) for slot in kinds]
-    return np.array(known, dtype=np.int64)[kind_of]
+    slots = SlotTable.of(step.slots)
+    known = [local_bytes(slot.layout, step.meshes[slot.rank], memory) for slot in slots.kinds]
+    return np.array(known, dtype=np.int64)[slots.kind_of]
 
 
 def _given_up(step: Listed, group: Group) -> Ints:

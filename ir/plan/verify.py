@@ -31,8 +31,8 @@ from rhino.ir.graph.elements import DTYPES, element_bytes
 from rhino.ir.plan.instructions import Feed, Fetch, Step
 from rhino.ir.plan.list_proof import FIX, prove_list
 from rhino.ir.plan.memory_proof import Limits, check_memory
-from rhino.ir.plan.parts import slot_kinds, slot_ranks
 from rhino.ir.plan.plan import Execution, Plan
+from rhino.ir.plan.slot_table import SlotTable, slot_ranks
 from rhino.ir.plan.step_words import layout_text
 
 __all__ = ["Limits", "verify", "verify_plan"]
@@ -127,7 +127,7 @@ def _check_programs(step: Step) -> None:
 def _check_layouts(step: Step) -> None:
     every = tuple(dict.fromkeys(axis for mesh in step.meshes for axis in mesh.names))
     programs = [(one, every) for program in step.programs for one in (*program.inputs, *program.outputs)]
-    slots = [(slot.layout, step.meshes[slot.rank].names) for slot in slot_kinds(step.slots)[0]]
+    slots = [(slot.layout, step.meshes[slot.rank].names) for slot in SlotTable.of(step.slots).kinds]
     for layout, names in dict.fromkeys([*slots, *programs]):
         unknown = [axis for axes in layout.dims for axis in axes if axis not in names]
         if unknown or not element_bytes(layout.dtype):

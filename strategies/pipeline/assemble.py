@@ -30,6 +30,7 @@ from rhino.ir.plan.instruction_list import Form, InstructionList
 from rhino.ir.plan.instructions import Global, Slot, Step, StepProgram
 from rhino.ir.plan.parts import in_order
 from rhino.ir.plan.rank_lists import merged, split
+from rhino.ir.plan.slot_table import SlotTable
 from rhino.ir.plan.stage_programs import StagedStep
 from rhino.strategies.pipeline.placed_values import Placed, place_values
 from rhino.strategies.pipeline.schedules.base import Order
@@ -68,7 +69,7 @@ def _meshes(staged: StagedStep, order: Order) -> tuple[Mesh, ...]:
     return own
 
 
-def _numbered(placed: Placed) -> tuple[tuple[Slot, ...], Ints]:
+def _numbered(placed: Placed) -> tuple[SlotTable, Ints]:
     """Returns the slots, by rank and as they are written, constants first; and the number of each that was placed."""
     written = np.full(len(placed.kind_of), -1, dtype=np.int64)
     for group in placed.instructions.groups:
@@ -78,7 +79,7 @@ def _numbered(placed: Placed) -> tuple[tuple[Slot, ...], Ints]:
     slot_of = np.empty_like(order)
     slot_of[order] = np.arange(len(order))
     kinds = [Slot(rank, layout) for rank, layout in placed.kinds]
-    return tuple([kinds[kind] for kind in placed.kind_of[order].tolist()]), slot_of
+    return SlotTable(kinds, placed.kind_of).taken(order), slot_of
 
 
 def _renumbered(found: InstructionList[Global], slot_of: Ints) -> InstructionList[Global]:

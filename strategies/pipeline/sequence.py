@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from heapq import heappop, heappush
+from typing import NamedTuple
 
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.plan.instructions import Phase, Task
@@ -19,8 +19,7 @@ from rhino.ir.plan.stage_programs import ONCE, StagedStep
 from rhino.strategies.pipeline.schedules.base import Order
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(NamedTuple):
     """Part `part` of a staged step, for one micro-batch or outside them."""
 
     part: int
@@ -64,10 +63,16 @@ def queues(staged: StagedStep, order: Order) -> tuple[tuple[Launch, ...], ...]:
             if part.phase == phase and order.rank_of[part.stage] == rank:
                 yield Launch(number, None)
 
+    run_by = {
+        (task, stage): [parts[phase, stage] for phase in phases if (phase, stage) in parts]
+        for task, phases in _STANDS_FOR.items()
+        for stage in range(staged.num_stages)
+    }
+
     def often(tasks: Sequence[Task]) -> Iterator[Launch]:
         for task in tasks:
-            found = [parts.get((phase, task.stage)) for phase in _STANDS_FOR[task.phase]]
-            yield from (Launch(number, task.micro_batch) for number in found if number is not None)
+            for part in run_by[task.phase, task.stage]:
+                yield Launch(part, task.micro_batch)
 
     found = tuple(
         [
@@ -113,14 +118,16 @@ class _Merge:
         self.lists = lists
         self.part_s = [seconds[part.program] for part in staged.parts]
         self.waits = waits
-        self.once = [[one for one in own if staged.parts[one].phase in ONCE] for own in waits]
+        self.once = [[Launch(one, None) for one in own if staged.parts[one].phase in ONCE] for own in waits]
         self.each = [[one for one in own if staged.parts[one].phase not in ONCE] for own in waits]
-        self.end_s: dict[tuple[int, int | None], float] = {}
+        self.end_s: dict[Launch, float] = {}
         self.free_s = [0.0] * len(lists)
         self.done = [0] * len(lists)
+        self.start_s = [0.0] * len(lists)
+        """When the next launch of each rank can start, by those of what it needs that have ended."""
         self.missing = [0] * len(lists)
-        self.needed: list[list[tuple[int, int | None]]] = [[] for _ in lists]
-        self.waiting: defaultdict[tuple[int, int | None], list[int]] = defaultdict(list)
+        """How many of what that launch needs have not."""
+        self.waiting: defaultdict[Launch, list[int]] = defaultdict(list)
         self.ready: list[tuple[float, int]] = []
 
     def run(self) -> tuple[Launch, ...]:
@@ -133,41 +140,40 @@ class _Merge:
             launch = self.lists[rank][self.done[rank]]
             merged.append(launch)
             self.done[rank] += 1
-            key = launch.part, launch.micro_batch
-            self.free_s[rank] = self.end_s[key] = start_s + self.part_s[launch.part]
-            for other in self.waiting.pop(key, ()):
+            end_s = self.free_s[rank] = self.end_s[launch] = start_s + self.part_s[launch.part]
+            for other in self.waiting.pop(launch, ()):
+                self.start_s[other] = max(self.start_s[other], end_s)
                 self.missing[other] -= 1
                 if not self.missing[other]:
-                    self.can_start(other)
+                    heappush(self.ready, (self.start_s[other], other))
             self.look(rank)
         if any(done < len(launches) for done, launches in zip(self.done, self.lists, strict=True)):
             raise _deadlock(self.staged, self.lists, self.done, self.waits)
         return tuple(merged)
 
-    def needs(self, rank: int) -> list[tuple[int, int | None]]:
-        """The launches that the next one of a rank waits for, as part and micro-batch."""
-        launch = self.lists[rank][self.done[rank]]
-        part, number = launch.part, launch.micro_batch
-        found: list[tuple[int, int | None]] = [(one, None) for one in self.once[part]]
+    def needs(self, launch: Launch) -> list[Launch]:
+        """What a launch waits for."""
+        part, number = launch
         if number is not None:
-            return found + [(one, number) for one in self.each[part]]
-        return found + [(one, i) for one in self.each[part] for i in range(self.staged.num_micro_batches)]
+            return self.once[part] + [Launch(one, number) for one in self.each[part]]
+        return self.once[part] + [
+            Launch(one, i) for one in self.each[part] for i in range(self.staged.num_micro_batches)
+        ]
 
     def look(self, rank: int) -> None:
         """Has a rank wait for what its next launch needs."""
         if self.done[rank] == len(self.lists[rank]):
             return
-        self.needed[rank] = self.needs(rank)
-        missing = [key for key in self.needed[rank] if key not in self.end_s]
-        self.missing[rank] = len(missing)
-        for key in missing:
-            self.waiting[key].append(rank)
+        start_s, missing = self.free_s[rank], 0
+        for launch in self.needs(self.lists[rank][self.done[rank]]):
+            if (end_s := self.end_s.get(launch)) is None:
+                self.waiting[launch].append(rank)
+                missing += 1
+            elif end_s > start_s:
+                start_s = end_s
+        self.start_s[rank], self.missing[rank] = start_s, missing
         if not missing:
-            self.can_start(rank)
-
-    def can_start(self, rank: int) -> None:
-        """The next launch of a rank waits for nothing that has not ended."""
-        heappush(self.ready, (max([self.free_s[rank], *[self.end_s[key] for key in self.needed[rank]]]), rank))
+            heappush(self.ready, (start_s, rank))
 
 
 def task_of(staged: StagedStep, launch: Launch) -> Task:

@@ -6,10 +6,26 @@ What they compute is given as expressions, and a machine runs instructions on ex
 from __future__ import annotations
 
 import random
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 
 from rhino.ir.cluster.mesh import Mesh
-from rhino.ir.plan.instructions import Copy, Feed, Fetch, Free, Layout, Receive, Run, Send, StepProgram, Transfer
+from rhino.ir.plan.instructions import (
+    Copy,
+    Feed,
+    Fetch,
+    Free,
+    Layout,
+    Local,
+    Receive,
+    Run,
+    Send,
+    Step,
+    StepProgram,
+    Transfer,
+    reads,
+    writes,
+)
 from rhino.ir.plan.stage_programs import MICRO_BATCH, ONCE, Argument, StagedStep, StageProgram
 from rhino.strategies.pipeline.schedules import SCHEDULES, Pipeline, make_order
 
@@ -330,3 +346,25 @@ def play(step, processes, bound, rng, expression):
     if moves:
         raise UnsafeError("stuck")
     return [values[results[number]] for number in sorted(results)]
+
+
+def of_ranks(step: Step, ranks: Container[int]) -> Iterator[Local]:
+    """Yields the list of the process that has devices of `ranks`, one instruction of the step after another."""
+
+    def is_here(slot: int) -> bool:
+        return step.slots[slot].rank in ranks
+
+    for one in step.instructions:
+        match one:
+            case Transfer(uid, source, target):
+                kind = {(True, True): Copy, (True, False): Send, (False, True): Receive}.get(
+                    (is_here(source), is_here(target))
+                )
+                if kind is not None:
+                    yield kind(uid, source, target)
+            case Free(slots):
+                if own := tuple(slot for slot in slots if is_here(slot)):
+                    yield Free(own)
+            case _:
+                if is_here((*reads(one), *writes(one))[0]):
+                    yield one

@@ -5,11 +5,11 @@ from dataclasses import replace
 from itertools import chain as together
 
 import pytest
-from staged_steps import MESH, chain, orders, random_step
+from staged_steps import MESH, chain, of_ranks, orders, random_step
 
 from rhino.ir.cluster.mesh import Mesh
 from rhino.ir.plan.instructions import Fetch, Receive, Run, Send, Step
-from rhino.ir.plan.parts import part_of, program_meshes, program_ranks, project
+from rhino.ir.plan.parts import part_of, parts_of, program_meshes, program_ranks, project
 from rhino.ir.plan.step_json import part_text, read_part, read_step, step_text
 from rhino.ir.plan.step_memory import memory_of
 from rhino.strategies.pipeline.assemble import assemble
@@ -31,8 +31,10 @@ def test_a_part_is_the_list_of_its_ranks(seed: int):
     whole = random_step(seed, 4, 3)
     for _, order in orders(4, 3):
         step = assemble(whole, order)
-        for ranks in ([0], [step.num_ranks - 1], list(range(step.num_ranks))):
-            part, listed = part_of(step, ranks), list(project(step, ranks))
+        holders = [[0], [step.num_ranks - 1], [0, step.num_ranks - 1], list(range(step.num_ranks))]
+        for ranks, part in zip(holders, parts_of(step, holders), strict=True):
+            listed = list(of_ranks(step, ranks))
+            assert list(project(step, ranks)) == listed
             assert [resolved(part, one) for one in part.instructions] == [resolved(step, one) for one in listed]
             count = sum(slot.rank in ranks for slot in step.slots)
             assert {slot.rank for slot in part.slots[:count]} <= set(ranks)

@@ -3,12 +3,11 @@
 import random
 
 import pytest
-from staged_steps import Expressions, chain, execute, meaning, orders, random_step
+from staged_steps import Expressions, chain, execute, meaning, of_ranks, orders, random_step
 
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.plan.instruction_list import InstructionList
 from rhino.ir.plan.instructions import Free, Receive, Run, Send, Task, Transfer, reads, writes
-from rhino.ir.plan.parts import project
 from rhino.ir.plan.rank_lists import merged, split
 from rhino.strategies.pipeline.assemble import assemble
 
@@ -20,7 +19,7 @@ def test_lists_of_ranks_are_a_step_again(seed: int):
     for _, order in orders(4, 3):
         step = assemble(whole, order)
         lists = split(step)
-        assert [list(one) for one in lists] == [list(project(step, [rank])) for rank in range(step.num_ranks)]
+        assert [list(one) for one in lists] == [list(of_ranks(step, [rank])) for rank in range(step.num_ranks)]
         assert merged(lists) == step.instructions
         other = type(step)(step.meshes, step.programs, step.slots, shuffled(step, drawn), step.constants)
         assert merged(split(other)) == step.instructions
