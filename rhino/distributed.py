@@ -25,6 +25,7 @@ from rhino.runtime.distributed.monitor import Monitor
 from rhino.runtime.distributed.ports import Ports
 from rhino.runtime.distributed.processes import Team
 from rhino.runtime.distributed.relay import Relay
+from rhino.runtime.distributed.uncaught import show_errors_as_tools_do
 from rhino.runtime.executor.transport import joined_address, split_address
 
 _SERVICE: Final = "jax service"
@@ -43,6 +44,8 @@ def initialize(
 ) -> None:
     """Makes this process one of a job, as `jax.distributed.initialize` does.
 
+    From now on a `RhinoError` that ends the process is printed as tools print it, without a trace.
+
     Args:
         coordinator_address: where process 0 listens, as HOST:PORT. This and the next two are, left out, those of
             the environment (`JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES`, `JAX_PROCESS_ID`), or what JAX finds of
@@ -58,6 +61,7 @@ def initialize(
         RhinoError: RHI-RUN-007 where process 0 cannot listen, or nobody does, RHI-RUN-009 for a limit that is none.
             Where another process does not come, or has other versions of packages, the process ends.
     """
+    show_errors_as_tools_do()
     given = {"start_limit_s": start_limit_s, "heartbeat_limit_s": heartbeat_limit_s, "stall_limit_s": stall_limit_s}
     limits = Limits.parse(os.environ, given)
     method = options.pop("cluster_detection_method", None)

@@ -87,8 +87,8 @@ def run(argv: Sequence[str], stdin: BinaryIO, stdout: TextIO, stderr: TextIO) ->
         options = _parser().parse_args(argv[:end], argparse.Namespace(arguments=argv[end + 1 :]))
         if options.file.endswith(".py"):
             return _run_script(options, stderr)
-        scripts_only = {"--restarts": options.restarts, _SCRIPTS_OWN: options.arguments}
-        _refuse(scripts_only, "is for scripts, and the input is none")
+        _refuse({_SCRIPTS_OWN: options.arguments}, "is for scripts, and the input is none")
+        _refuse({"--restarts": options.restarts}, "is for scripts: what keeps no checkpoints has nothing to go on from")
         if os.path.isdir(options.file) or begins_plan(Path(options.file)):
             _refuse(
                 {"--form": options.form != "auto", "--verify": options.verify},
@@ -180,7 +180,7 @@ def _parser() -> argparse.ArgumentParser:
         type=count,
         default=0,
         metavar="N",
-        help="start a script again when it has failed, up to N times (default: not)",
+        help="start a script again when it has failed, up to N times (default: not); it goes on from its checkpoints",
     )
     plan = parser.add_argument_group("plans")
     plan.add_argument("--timeline", action="store_true", help="print when each rank runs what, as predicted")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import socket
 import sys
-import traceback
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -33,6 +32,7 @@ from rhino.runtime.distributed.monitor import Monitor
 from rhino.runtime.distributed.ports import Ports
 from rhino.runtime.distributed.processes import Team, share_ranks
 from rhino.runtime.distributed.progress import CallProgress, StageProgress
+from rhino.runtime.distributed.uncaught import show, show_errors_as_tools_do
 from rhino.runtime.executor.devices import pick_devices
 from rhino.runtime.executor.executor import Executor
 from rhino.runtime.executor.rank_program import RankDevices
@@ -142,7 +142,7 @@ class Meeting:
 def end_job(error: Exception) -> None:
     """Ends the job of this process, if it is in one, for an error that no call will raise soon."""
     if _met:
-        _met[0].job.raised(error, lambda: traceback.print_exception(error))
+        _met[0].job.raised(error, lambda: show(error))
 
 
 def leave_faults_to_us() -> None:
@@ -186,10 +186,11 @@ def enter(job: ProcessJob) -> None:
     _met.append(Meeting(job))
     job.watch(_met[0].calls)
     atexit.register(_met[0].leave)  # before JAX leaves its job, which it registered before
-    show = sys.excepthook
+    show_errors_as_tools_do()
+    shown = sys.excepthook
 
     def told(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        job.raised(error, lambda: show(kind, error, trace))
+        job.raised(error, lambda: shown(kind, error, trace))
 
     sys.excepthook = told
 

@@ -27,10 +27,9 @@ from rhino.runtime.distributed.jax_job import deal_devices, team_of
 def test_two_processes_that_plan_differently_say_so(tmp_path: Path):
     assert launched(tmp_path, front_part.__file__, ("2", str(tmp_path)), ("2", str(tmp_path), "up=[{x}, {}]")) != [0, 0]
     for process in range(2):
-        assert (
-            "[RHI-JAX-008] process 1 has another plan of step than process 0"
-            in (tmp_path / f"said-{process}").read_text()
-        )
+        before, _, after = (tmp_path / f"said-{process}").read_text().partition("error: ")
+        assert after.startswith("[RHI-JAX-008] process 1 has another plan of step than process 0\n  note: to fix: ")
+        assert "Traceback" not in before
 
 
 def test_two_processes_train_as_one_device_does(tmp_path: Path):
@@ -90,10 +89,10 @@ def test_two_processes_train_in_stages_as_one_does(tmp_path: Path, model: str, p
     codes = launched(tmp_path, staged_part.__file__, *[(str(tmp_path), model, plans, end)] * 2)
     said = [(tmp_path / f"said-{process}").read_text() for process in range(2)]
     for mesh, wanted in expected.items():
-        outs = [np.load(tmp_path / f"out-{process}-{mesh}.npz") for process in range(2)]
-        assert set(outs[0].files) & set(outs[1].files) == {"read"}
-        assert {*outs[0].files, *outs[1].files} == set(wanted)
-        assert all((out[name] == wanted[name]).all() for out in outs for name in out.files)
+        outs = [dict(np.load(tmp_path / f"out-{process}-{mesh}.npz")) for process in range(2)]
+        assert outs[0].keys() & outs[1].keys() == {"read"}
+        assert outs[0].keys() | outs[1].keys() == wanted.keys()
+        assert all((array == wanted[name]).all() for out in outs for name, array in out.items())
     for process in range(2):
         # Both ranks lie in both processes: the losses are those of ranks in one each.
         assert (np.load(tmp_path / f"crossed-{process}.npy") == expected["2"]["read"]).all()
@@ -101,9 +100,11 @@ def test_two_processes_train_in_stages_as_one_does(tmp_path: Path, model: str, p
         assert "error: [RHI-JAX-009] state['" in moved
         assert f"is in process {1 - process}, and the plan has it on rank {1 - process}, in process {process}:" in moved
         opened = set((tmp_path / f"opened-{process}").read_text().splitlines())
-        of_plans = {f"{mesh}/{name}" for mesh in expected for name in ("plan.json", "step.json")}
+        # What both plan themselves is in no file: there, too, the last two jobs have the plan of mesh 2 from one.
+        read = expected if plans == "kept" else ("2",)
+        of_plans = {f"{mesh}/{name}" for mesh in read for name in ("plan.json", "step.json")}
         # Process 0 alone reads plans, and the other has what is its own of them.
-        assert opened & of_plans == (of_plans if process == 0 else set())
+        assert {name for name in opened if name.endswith(".json")} == (of_plans if process == 0 else set())
         assert any("/programs/" in name for name in opened) == (process == 0)
     assert codes == [1 if end == "raised" else -9, 1][::-1]
     told = f"error: [RHI-RUN-007] process 1 on {socket.gethostname()} {words}"

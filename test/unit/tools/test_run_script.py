@@ -50,6 +50,8 @@ def test_without_restarts_it_fails(tmp_path: Path):
 
 
 def test_restarts_are_for_scripts(tmp_path: Path):
-    said = io.StringIO()
-    assert run(["model.mlir", "--restarts=1"], sys.stdin.buffer, io.StringIO(), said) == 2
-    assert "[RHI-CLI-001] --restarts is for scripts, and the input is none" in said.getvalue()
+    for name in ("model.mlir", str(tmp_path)):  # a plan is a folder
+        said = io.StringIO()
+        assert run([name, "--restarts=1"], sys.stdin.buffer, io.StringIO(), said) == 2
+        words = "[RHI-CLI-001] --restarts is for scripts: what keeps no checkpoints has nothing to go on from"
+        assert words in said.getvalue()

@@ -7,8 +7,11 @@ import dataclasses
 import functools
 import io
 import json
+import os
 import re
 import signal
+import sys
+import tempfile
 from pathlib import Path
 
 import gpt
@@ -318,11 +321,34 @@ def test_too_few_devices_are_refused(folder: Path):
     assert "RHI-RUN-004" in err
 
 
-def test_two_processes_give_the_same_results(folder: Path):
+_NOTES_FILES = """
+import atexit, os
+from pathlib import Path
+from opened_files import opened_in
+found = opened_in(Path({root!r}))
+atexit.register(lambda: Path({told!r}, str(os.getpid())).write_text("\\n".join(sorted(found))))
+"""
+"""What a process that finds this under the name that Python starts first leaves behind: the files that it opened."""
+
+
+def test_two_processes_give_the_same_results(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Each opens its own share, and leaves its own results."""
+    assert folder.parent == tmp_path.parent
+    names = {"root": str(tmp_path.parent), "told": str(tmp_path / "told")}
+    (tmp_path / "told").mkdir()
+    (tmp_path / "sitecustomize.py").write_text(_NOTES_FILES.format(**names))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     original = str(folder / "gpt.mlir")
     code, out, err = launch(str(folder / "plan"), "--compare", original, "--steps=2", "--processes=2")
     assert code == 0, err
     assert "the results agree with the one-device program" in out
+    every = [
+        {Path(name).name for name in told.read_text().splitlines() if not name.endswith((".py", ".pyc"))}
+        for told in (tmp_path / "told").iterdir()
+    ]
+    wanted = [{f"{process}.share", f"{process}.json", *(f"{process}-{n}.part" for n in range(2))} for process in (0, 1)]
+    assert sorted(every, key=sorted) == wanted
 
 
 @pytest.mark.long
