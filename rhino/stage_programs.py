@@ -17,6 +17,7 @@ from rhino.ir.plan.instructions import Feed, Fetch
 from rhino.ir.plan.leaves import leaf_groups, leaf_tensors
 from rhino.ir.plan.plan import Tensor
 from rhino.jit_program import Getter, NewShapesError, as_known, as_stored
+from rhino.passes.planner.plan_rows import idle_shares
 from rhino.plan import Plan
 from rhino.runtime.executor.executable import off_host, weakly_typed
 from rhino.runtime.executor.executor import Argument, Executor
@@ -57,8 +58,8 @@ class StagePrograms:
         self._taken = _by_rank(plan, arguments, plan.argument_shardings, as_stored, is_known_first=True)
         self._given_back = _by_rank(plan, results, plan.result_shardings, as_known, is_known_first=False)
         self._spread = Spread(plan, plan.team) if plan.team is not None else None
+        self._execution = execution = plan.facts.execution
         if self._spread is None:
-            execution = plan.facts.execution
             assert execution is not None, "it is a plan of stage programs"
             fed = {one.target: one.argument for one in execution.step.instructions if isinstance(one, Feed)}
             fetched = [one.source for one in execution.step.instructions if isinstance(one, Fetch)]
@@ -121,6 +122,13 @@ class StagePrograms:
     def rank_bytes(self) -> dict[int, int]:
         """Returns the bytes that a step takes of a device of each rank of this process, as programs were compiled."""
         return {rank: peak + self._kept[rank] for rank, peak in self._executor.peak_bytes().items()}
+
+    def idle_shares(self) -> tuple[float, ...]:
+        """Returns the share of a step in which each rank is predicted to be idle [ranks]."""
+        if self._spread is not None:
+            return self._spread.share.idle
+        assert self._execution is not None, "it is a plan of stage programs"
+        return idle_shares(self._execution)
 
     @property
     def step_number(self) -> int:

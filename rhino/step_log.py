@@ -22,7 +22,6 @@ import jax
 from rhino.ir.plan.timeline import Timeline
 from rhino.ir.units import format_bytes, format_seconds
 from rhino.jit_program import JitProgram
-from rhino.passes.planner.plan_rows import simulation_of
 from rhino.plan import Plan
 from rhino.runtime.executor.trace import Recorder
 from rhino.stage_programs import StagePrograms
@@ -60,8 +59,7 @@ class StepLog:
         """
         self._traced, self._plan, self._program, self._ranks = traced, plan, program, tuple(ranks)
         self._examples, self._compiled_bytes = num_examples(traced), compiled_bytes
-        execution = plan.facts.execution
-        self._predicted = simulation_of(execution).timeline if execution else None
+        self._idle = program.idle_shares() if isinstance(program, StagePrograms) else ()
         self._num_steps, self._last_end_s = 0, 0.0
         self._given: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         thread = threading.Thread(target=_each, args=(self._given,), name="rhino-step-log", daemon=True)
@@ -99,9 +97,9 @@ class StepLog:
         rate = f", {self._examples / took_s:.4g} examples/s" if self._examples else ""
         for rank in self._ranks:
             idle = ""
-            if measured is not None and self._predicted is not None:
+            if measured is not None:
                 share = 1 - measured.busy_s(rank) / took_s
-                idle = f", {max(share, 0):.0%} idle ({self._predicted.idle(rank):.0%} predicted)"
+                idle = f", {max(share, 0):.0%} idle ({self._idle[rank]:.0%} predicted)"
             logger_of(rank).debug(
                 "step %d: %s (%s predicted)%s%s, memory %s of %s",
                 number,

@@ -17,7 +17,7 @@ from rhino.ir.plan.step_memory import host_peaks
 from rhino.ir.program.collectives import module_stats
 from rhino.ir.units import format_seconds
 from rhino.strategies.cost.cost_model import CostModel
-from rhino.strategies.pipeline.simulate import Costs, Link, Simulation, equal_links, simulate
+from rhino.strategies.pipeline.simulate import Costs, Link, Simulation, equal_links, simulate, timeline_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,12 @@ def costs_of(execution: Execution) -> Costs:
 def simulation_of(execution: Execution) -> Simulation:
     """Returns the step of a plan as it is predicted to run."""
     return simulate(execution.step, costs_of(execution))
+
+
+def idle_shares(execution: Execution) -> tuple[float, ...]:
+    """Returns the share of a step in which each rank is predicted to be idle [ranks]."""
+    timeline = timeline_of(execution.step, costs_of(execution))
+    return tuple([timeline.idle(rank) for rank in range(timeline.num_ranks)])
 
 
 @dataclass(frozen=True, slots=True)

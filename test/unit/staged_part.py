@@ -4,12 +4,15 @@ MODEL is one of `MODELS`. PLANS is "kept", those in the folder, or "own", which 
 the folder. Then process 1 ends, "killed" or by an error of its own ("raised"), and process 0 goes on.
 """
 
+import logging
 import os
 import re
 import signal
 import sys
+import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Final
 
@@ -115,7 +118,8 @@ def main(address: str, process: int, folder: Path, model: str, plans: str, end: 
     opened = opened_in(folder)
     for mesh in MESHES:
         fast = training.planned(mesh) if plans == "own" else training.kept(folder, mesh)
-        left, read = training.train(fast)
+        with told_of(process, folder) if mesh == MESHES[0] else nullcontext():
+            left, read = training.train(fast)
         np.savez(folder / f"out-{process}-{mesh}.npz", read=np.array(read), **here(left))
     state = left[0]
     crossed = training.kept(folder, "2", [jax.devices()[number] for number in (0, 2, 1, 3)])
@@ -129,6 +133,20 @@ def main(address: str, process: int, folder: Path, model: str, plans: str, end: 
     for number in range(1000):
         state, seen = fast(state, training.batch(number))
         float(seen["loss"])
+
+
+@contextmanager
+def told_of(rank: int, folder: Path) -> Iterator[None]:
+    """Writes down what the logger of a rank is told of its steps."""
+    logger, handler = logging.getLogger(f"rhino.rank{rank}"), logging.FileHandler(folder / f"logged-{rank}")
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    yield
+    while len((folder / f"logged-{rank}").read_text().splitlines()) < STEPS:
+        time.sleep(0.01)
+    logger.setLevel(logging.WARNING)
+    logger.removeHandler(handler)
+    handler.close()
 
 
 def refused(training: Training, folder: Path, state: Any) -> str:

@@ -21,6 +21,7 @@ from jobs import launched
 from tied_step import tied
 
 from rhino.ir.diagnostics import RhinoError
+from rhino.passes.planner.plan_rows import idle_shares
 from rhino.runtime.distributed.jax_job import deal_devices, team_of
 
 
@@ -80,10 +81,13 @@ def test_two_processes_refuse_a_step_that_is_over_the_budget_of_one(tmp_path: Pa
     ],
 )
 def test_two_processes_train_in_stages_as_one_does(tmp_path: Path, model: str, plans: str, end: str, words: str):
-    training, expected = staged_part.Training(model), {}
+    training, expected, idle = staged_part.Training(model), {}, []
     for mesh in staged_part.MESHES:
         fast = training.planned(mesh)
-        fast.plan(jax.eval_shape(training.init, jax.random.key(0)), training.batch(0)).save(tmp_path / mesh)
+        plan = fast.plan(jax.eval_shape(training.init, jax.random.key(0)), training.batch(0))
+        plan.save(tmp_path / mesh)
+        assert plan.facts.execution is not None
+        idle.append(idle_shares(plan.facts.execution))
         left, read = training.train(fast)
         expected[mesh] = {"read": np.array(read), **staged_part.here(left)}
     codes = launched(tmp_path, staged_part.__file__, *[(str(tmp_path), model, plans, end)] * 2)
@@ -94,6 +98,9 @@ def test_two_processes_train_in_stages_as_one_does(tmp_path: Path, model: str, p
         assert outs[0].keys() | outs[1].keys() == wanted.keys()
         assert all((array == wanted[name]).all() for out in outs for name, array in out.items())
     for process in range(2):
+        lines = (tmp_path / f"logged-{process}").read_text().splitlines()
+        assert len(lines) == staged_part.STEPS
+        assert all(f"% idle ({idle[0][process]:.0%} predicted), memory " in line for line in lines)
         # Both ranks lie in both processes: the losses are those of ranks in one each.
         assert (np.load(tmp_path / f"crossed-{process}.npy") == expected["2"]["read"]).all()
         moved = (tmp_path / f"refused-{process}").read_text()
