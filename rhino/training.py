@@ -19,6 +19,7 @@ from rhino.ir.diagnostics import RhinoError
 from rhino.loss_scale import LossScale
 from rhino.parallelized import Parallelized
 from rhino.plan import Plan
+from rhino.split_array import SplitSharding
 
 _STATE, _LOOP = "state", "loop"
 """What a checkpoint holds: the state as its own tree, and where the loop is."""
@@ -44,32 +45,40 @@ class Batches:
     dataset: Dataset
     size: int
 
-    def read(self, number: int, rows: range) -> Any:  # noqa: ANN401 - a pytree of arrays
-        """Returns some rows of a batch, each leaf stacked."""
-        first = number * self.size
-        examples = [self.dataset[(first + row) % len(self.dataset)] for row in rows]
-        return jax.tree.map(lambda *each: _stacked(each), *examples)
-
     def __call__(self, number: int) -> Any:  # noqa: ANN401 - a pytree of arrays
         """Returns a whole batch."""
-        return self.read(number, range(self.size))
+        return jax.tree.map(lambda *each: _stacked(each), *self._examples(number, range(self.size)))
 
-    def placed(self, number: int, shardings: Any) -> Any:  # noqa: ANN401 - a pytree of shardings, and of arrays
-        """Returns a batch with these shardings, of which this process reads the rows that lie on its devices."""
-        leaves = jax.tree.leaves(shardings)
-        rows = [_rows(one, self.size) for one in leaves]
-        here = range(min(one.start for one in rows), max(one.stop for one in rows))
-        read = self.read(number, here)
+    def shapes(self) -> Any:  # noqa: ANN401 - a pytree
+        """Returns the shape and type of each array of a batch, for which one example is read."""
+        return jax.tree.map(self._shape, self._examples(0, range(1))[0])
 
-        def place(part: Any, sharding: jax.sharding.Sharding) -> jax.Array:  # noqa: ANN401 - an array
-            def at(index: tuple[slice, ...] | None) -> Any:  # noqa: ANN401 - an array
-                assert index is not None, "it is of this process"
-                start, stop, _ = index[0].indices(self.size)
-                return part[(slice(start - here.start, stop - here.start), *index[1:])]
+    def placed(self, number: int, shardings: Any, shapes: Any) -> Any:  # noqa: ANN401 - pytrees, and one of arrays
+        """Returns a batch of these `shapes` with these shardings.
 
-            return jax.make_array_from_callback((self.size, *part.shape[1:]), sharding, at, dtype=part.dtype)
+        This process reads the examples of which something lies on its devices, and keeps the arrays that do.
+        """
+        kinds, tree = jax.tree.flatten(shapes)
+        places = list(zip(kinds, jax.tree.leaves(shardings), strict=True))
+        rows = [_rows(sharding, kind.shape) for kind, sharding in places]
+        taken = [one for one in rows if one]
+        here = range(min((one.start for one in taken), default=0), max((one.stop for one in taken), default=0))
+        examples = [jax.tree.leaves(one) for one in self._examples(number, here)]
+        found: list[jax.Array] = []
+        for leaf, (kind, sharding) in enumerate(places):
+            if rows[leaf]:
+                found.append(_placed(_stacked([one[leaf] for one in examples]), here.start, kind, sharding))
+            else:
+                found.append(jax.make_array_from_single_device_arrays(kind.shape, sharding, [], dtype=kind.dtype))
+        return jax.tree.unflatten(tree, found)
 
-        return jax.tree.map(place, read, shardings)
+    def _examples(self, number: int, rows: range) -> list[Any]:
+        """Returns some examples of a batch."""
+        return [self.dataset[(number * self.size + row) % len(self.dataset)] for row in rows]
+
+    def _shape(self, leaf: Any) -> jax.ShapeDtypeStruct:  # noqa: ANN401 - an array
+        one = _stacked([leaf])
+        return jax.ShapeDtypeStruct((self.size, *one.shape[1:]), one.dtype)
 
 
 def train(
@@ -102,12 +111,14 @@ def train(
     Raises:
         RhinoError: those of the step.
     """
-    plan = step.plan(jax.eval_shape(init), jax.eval_shape(lambda: jax.tree.map(np.asarray, batches(0))))
+    shapes = _shapes(batches)
+    plan = step.plan(jax.eval_shape(init), shapes)
+    read = _reader(batches, plan, shapes)
     kept = _Kept(Path(fspath(checkpoints)).absolute(), every, keep) if checkpoints is not None else None
     try:
         state, first = (step.init(init), 0) if kept is None or kept.last is None else kept.restore(step, plan)
         for number in range(first, num_steps):
-            state, out = step(state, _batch(batches, number, plan))
+            state, out = step(state, read(number))
             if on_step is not None:
                 on_step(number, out)
             if kept is not None and ((number + 1) % every == 0 or number + 1 == num_steps):
@@ -163,11 +174,24 @@ class _Kept:
         self._manager.close()
 
 
-def _batch(batches: Callable[[int], Any], number: int, plan: Plan) -> Any:  # noqa: ANN401 - a pytree of arrays
-    """Returns the batch of a step: of one program each process reads its part, of stages the whole."""
-    if isinstance(batches, Batches) and not plan.facts.is_staged:
-        return batches.placed(number, plan.in_shardings[1])
-    return batches(number)
+def _shapes(batches: Callable[[int], Any]) -> Any:  # noqa: ANN401 - a pytree
+    """Returns the shape and type of each array of a batch."""
+    if isinstance(batches, Batches):
+        return batches.shapes()
+    return jax.eval_shape(lambda: jax.tree.map(np.asarray, batches(0)))
+
+
+def _reader(batches: Callable[[int], Any], plan: Plan, shapes: Any) -> Callable[[int], Any]:  # noqa: ANN401
+    """Returns what gives the batch of a step: what of it lies in this process, or the whole.
+
+    It is the whole of what is no `Batches`, and where an array of it is fed to several ranks.
+    """
+    if not isinstance(batches, Batches) or plan.facts.shares:
+        return batches
+    shardings = plan.in_shardings[1]
+    if any(isinstance(one, SplitSharding) for one in jax.tree.leaves(shardings)):
+        return batches
+    return lambda number: batches.placed(number, shardings, shapes)
 
 
 def _stacked(leaves: Sequence[Any]) -> Any:  # noqa: ANN401 - an array
@@ -176,8 +200,23 @@ def _stacked(leaves: Sequence[Any]) -> Any:  # noqa: ANN401 - an array
     return found.astype(jax.dtypes.canonicalize_dtype(found.dtype), copy=False)
 
 
-def _rows(sharding: jax.sharding.Sharding, size: int) -> range:
-    """Returns the rows between the first and the last that lie on devices of this process."""
-    indices = sharding.addressable_devices_indices_map((size,)).values()
-    spans = [one[0].indices(size) for one in indices if one is not None]
-    return range(min(start for start, _, _ in spans), max(stop for _, stop, _ in spans))
+def _rows(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> range:
+    """Returns the rows between the first and the last that lie on devices of this process, none where none do."""
+    spans = [one[0].indices(shape[0]) for one in sharding.addressable_devices_indices_map(shape).values() if one]
+    return range(min((start for start, _, _ in spans), default=0), max((stop for _, stop, _ in spans), default=0))
+
+
+def _placed(
+    part: Any,  # noqa: ANN401 - an array
+    first: int,
+    kind: jax.ShapeDtypeStruct,
+    sharding: jax.sharding.Sharding,
+) -> jax.Array:
+    """Returns an array of which the rows from `first` on are `part`, and all that lie in this process are in it."""
+
+    def at(index: tuple[slice, ...] | None) -> Any:  # noqa: ANN401 - an array
+        assert index is not None, "it is of this process"
+        start, stop, _ = index[0].indices(kind.shape[0])
+        return part[(slice(start - first, stop - first), *index[1:])]
+
+    return jax.make_array_from_callback(kind.shape, sharding, at, dtype=kind.dtype)

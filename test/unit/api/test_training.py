@@ -6,7 +6,9 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+import training_part
 from fault_part import BATCHES, KINDS, init, planned, step
+from jobs import launched
 
 import rhino
 from rhino.ir.diagnostics import RhinoError
@@ -70,7 +72,7 @@ class Counted:
 
     def __getitem__(self, number: int) -> dict[str, Any]:
         self.read.append(number)
-        return {"x": np.full((3,), number), "y": np.int32(number)}
+        return {"x": np.full((2,), number), "y": np.int32(number)}
 
 
 def test_batches_follow_one_another_and_only_rows_of_here_are_read():
@@ -78,12 +80,46 @@ def test_batches_follow_one_another_and_only_rows_of_here_are_read():
     batches = rhino.Batches(examples, 4)
     assert batches(2)["y"].tolist() == [8, 9, 0, 1]
     examples.read.clear()
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), "x")
-    split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
-    placed = batches.placed(1, {"x": split, "y": split})
-    assert examples.read == [4, 5, 6, 7]
-    assert placed["x"].sharding == split
+    shapes = batches.shapes()
+    assert examples.read == [0]
+    assert {name: (one.shape, one.dtype) for name, one in shapes.items()} == {
+        "x": ((4, 2), np.dtype(np.int32)),
+        "y": ((4,), np.dtype(np.int32)),
+    }
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y"))
+    both, rows = (jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes)) for axes in ("xy", "x"))
+    placed = batches.placed(1, {"x": both, "y": rows}, shapes)
+    assert examples.read == [0, 4, 5, 6, 7]
+    assert placed["x"].sharding == both
     assert np.asarray(placed["x"])[:, 0].tolist() == np.asarray(placed["y"]).tolist() == [4, 5, 6, 7]
+
+
+def test_batches_in_stages_lie_where_they_are_read():
+    batches = rhino.Batches(training_part.Examples(), training_part.SIZE)
+    plan = training_part.planned("stages").plan(jax.eval_shape(training_part.init), batches.shapes())
+    assert {name: plan.rank_of(f"batch['{name}']") for name in "xy"} == {"x": {"batch['x']": 0}, "y": {"batch['y']": 1}}
+    placed = batches.placed(0, plan.in_shardings[1], batches.shapes())
+    assert [placed[name].sharding.device_set for name in "xy"] == [set(rank.devices) for rank in plan.ranks]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("kind", "count", "rows"), [("spmd", 2, 4), ("stages", 2, 8), ("stages", 4, 4)])
+def test_a_process_reads_what_lies_on_its_devices(tmp_path: Path, kind: str, count: int, rows: int):
+    """Ranks in a process each, and in two: then each has half of the rows of its rank."""
+    expected, _ = training_part.trained(kind)
+    options = (str(tmp_path), str(count), kind)
+    codes = launched(tmp_path, training_part.__file__, *[options] * count)
+    assert codes == [0] * count, [(tmp_path / f"said-{one}").read_text() for one in range(count)]
+    every = []
+    for process in range(count):
+        with np.load(tmp_path / f"{process}.npz") as out:
+            np.testing.assert_allclose(out["losses"], expected, rtol=1e-6)
+            first, *read = out["read"].tolist()
+        assert first == 0, "its shape"
+        assert len(read) == rows * training_part.NUM_STEPS
+        every += read
+    numbers = [number % 20 for number in range(training_part.SIZE * training_part.NUM_STEPS)]
+    assert sorted(every) == sorted(numbers * (rows * count // training_part.SIZE))
 
 
 def test_data_sets_of_grain_are_read_by_number():
