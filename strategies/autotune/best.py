@@ -79,10 +79,11 @@ def _in_one_part(trials: Evaluations) -> None:
 
 
 def _starts(trials: Evaluations) -> list[PlanConfig]:
-    """Returns the best configuration of each of the best families."""
+    """Returns the best configuration of each of the best families, of those whose ranks have one mesh."""
     best: dict[PlanConfig, PlanConfig] = {}
     for one in trials.explored.ranked:
-        best.setdefault(one.config.family, one.config)
+        if not one.config.meshes:
+            best.setdefault(one.config.family, one.config)
     return list(best.values())[:STARTS]
 
 

@@ -31,6 +31,7 @@ from rhino.strategies.autotune.base import (
     Refused,
     Space,
     SpentError,
+    on_meshes,
 )
 from rhino.strategies.autotune.moves import PRIMITIVES, balanced, moves
 from rhino.tools import opt
@@ -121,6 +122,27 @@ def test_no_more_than_allowed_is_planned_and_the_best_of_it_is_kept(strategy: st
     assert set(explored.num_requested.values()) == {3}
     assert len(explored.num_requested) == (3 if strategy == "best" else 1)
     assert not explored.is_complete
+
+
+def test_ranks_of_unlike_meshes_are_no_start_of_moves():
+    """The best plan has three stages, of which ranks of one mesh cannot be made."""
+    meshes = ((4,), (2,), (2,))
+    space = replace(space_of(8), rank_shapes=((2,), (4,)), unlike_stages=(3,))
+    asked: list[PlanConfig] = []
+
+    def evaluate(configs: Sequence[PlanConfig], cutoff_s: float) -> list[Outcome]:
+        asked.extend(configs)
+        found = MODEL.evaluate([replace(one, meshes=()) for one in configs], cutoff_s)
+        return [
+            Estimate(config, "1f1b", 1e-3, 0.0, 0.0, 5e-4, 5e-4, (0.1,) * 3)
+            if config.meshes
+            else replace(one, config=config)
+            for config, one in zip(configs, found, strict=True)
+        ]
+
+    explored = explore(space, evaluate, strategy="best", screen=lambda _, __: [[(1e-3, on_meshes(meshes, 8))]])
+    assert explored.ranked[0].config.meshes == meshes
+    assert all(one.stages in space.meshes for one in asked if not one.meshes)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
