@@ -17,7 +17,7 @@ from drawn_plans import drawable
 from every_op import CHLO, STABLEHLO, VARIANTS
 from report import Options, Question, run
 
-from rhino.ir.graph.graph import HANDS_ON, OpClass
+from rhino.ir.graph.graph import FORWARDS_OPERANDS, OpClass
 from rhino.ir.graph.spec import partial_axes, split
 from rhino.strategies.cost.candidates import State, reads_halos, strategies
 
@@ -88,7 +88,7 @@ def _read(name: str, text: str) -> tuple[str, tuple[str, ...]]:
     if not classes:
         return "as other ops", ()
     cls = classes[0]
-    if cls.name in HANDS_ON:
+    if cls.name in FORWARDS_OPERANDS:
         return "as what it passes on", ()
     if cls.free:
         return "as its readers", ()

@@ -55,7 +55,7 @@ def format_bytes(num_bytes: float) -> str:
 
 
 PEAK: Final = "predicted peak"
-"""What a device is said to hold at most, and by what.
+"""The name of what a device is predicted to hold at most.
 
 XLA has compiled nothing yet, and may assign more or less (docs/memory.md).
 """

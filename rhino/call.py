@@ -70,7 +70,7 @@ class Key:
 
 
 class CallShape:
-    """What is said of the arguments of one function, by number and by name alike."""
+    """The options for arguments of one function, by number and by name alike."""
 
     def __init__(
         self,

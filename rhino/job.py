@@ -24,7 +24,7 @@ from rhino.ir.plan.plan_json import head_of, head_text
 from rhino.pins import named
 from rhino.plan_options import PlanOptions
 from rhino.planner import Planned
-from rhino.runtime.distributed.jax_job import job_process, said_by_all, values_of_job
+from rhino.runtime.distributed.jax_job import gather_texts, job_process, values_of_job
 from rhino.source import read_traced, shapes
 from rhino.traced import Traced
 
@@ -81,7 +81,7 @@ def check_agreement(plan: str, name: str) -> None:
 
     Processes with different programs would wait for one another forever. Raises RHI-JAX-008.
     """
-    every = said_by_all(_digest(plan))
+    every = gather_texts(_digest(plan))
     others = [number for number, one in enumerate(every) if one != every[0]]
     if others:
         raise RhinoError(

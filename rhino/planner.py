@@ -83,7 +83,7 @@ def plan_function(traced: Traced, options: PlanOptions) -> Planned:
     """Returns the best plan that keeps to what is asked.
 
     Raises:
-        RhinoError: what `rhino-opt` raises for such a plan, RHI-JAX-002 where something is said of stages or a divided
+        RhinoError: what `rhino-opt` raises for such a plan, RHI-JAX-002 where options are given on stages or a divided
             batch that there is not.
     """
     try:

@@ -19,7 +19,7 @@ from rhino.distributed import meeting
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.plan.instructions import Slot
 from rhino.plan import Plan
-from rhino.runtime.distributed.jax_job import said_by_first, values_of_job
+from rhino.runtime.distributed.jax_job import scatter_lines, values_of_job
 from rhino.runtime.distributed.processes import Team
 from rhino.runtime.executor.executable import Handler, array_handler, same_placement
 from rhino.runtime.executor.executor import Executor
@@ -48,10 +48,10 @@ class Spread:
         process, service = jax.process_index(), values_of_job()
         whole = plan.facts.execution
         if process:
-            return told_share(said_by_first(""), service)
+            return told_share(scatter_lines(""), service)
         assert whole is not None, "process 0 has the whole plan"
         shares = Shares(whole, plan.shared, self.team.ranks, self._processes)
-        said_by_first("\n".join(shares.told(service)))
+        scatter_lines("\n".join(shares.told(service)))
         return shares.share(0)
 
     def _spread_result(self, number: int, slot: Slot, plan: Plan, process: int) -> None:

@@ -21,7 +21,7 @@ def stage_boundary(tree: T) -> T:
     What computes it belongs to the stages before this place, what follows to the stages after.
 
     `rhino.parallelize` cuts the function there: it has one stage more than boundaries stand one after the other, unless
-    `stages=1` is said. The backward pass of a value crosses where it does. Under `jax.jit`, `jax.grad` and the like
+    `stages=1` is given. The backward pass of a value crosses where it does. Under `jax.jit`, `jax.grad` and the like
     this does nothing, and costs nothing.
     """
     marked: T = jax.tree.map(partial(_boundary.bind, direction=FORWARD), tree)

@@ -59,7 +59,7 @@ def heard_at_once(message: str, stderr: TextIO) -> Iterator[None]:
 def exit_code_of(
     tool: str, work: Callable[[], int], reproducer: Callable[[], str], stdout: BinaryIO | TextIO, stderr: TextIO
 ) -> int:
-    """Does `work` and returns its exit code, or that of how it failed, which is said on `stderr`.
+    """Does `work` and returns its exit code, or that of how it failed, which is reported on `stderr`.
 
     `reproducer` gives a command line that does the same again: it goes into the report of a fault of ours.
     """

@@ -11,7 +11,7 @@ from rhino.passes.planner.why import Why, added
 from rhino.tools.drawing import Curve, Drawing
 
 MOST_ROWS: Final = 120
-"""Rows of a table; what they leave out is said."""
+"""Rows of a table, and a note on those left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class PagePart:
 
 @dataclass(frozen=True, slots=True)
 class MemoryChart:
-    """Memory over the schedule of a device: a curve, and what is said of it."""
+    """Memory over the schedule of a device: a curve and its caption."""
 
     title: str
     curve: Curve

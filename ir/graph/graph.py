@@ -150,10 +150,10 @@ WHILE, YIELD = "stablehlo.while", "stablehlo.return"
 """The ops that begin and end a loop in the graph."""
 
 BARRIER = "stablehlo.optimization_barrier"
-"""The op that hands its operands on as they are, each for itself."""
+"""The op that forwards its operands as they are, each for itself."""
 
-HANDS_ON = frozenset({WHILE, YIELD, BARRIER})
-"""Ops that do nothing to what they read."""
+FORWARDS_OPERANDS = frozenset({WHILE, YIELD, BARRIER})
+"""Ops that forward their operands as they are."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -165,8 +165,8 @@ class Graph:
     an argument. Values 0 .. len(arguments) - 1 are the arguments. `returns` are the returned values. `fixed` and
     `return_fixed` hold the specs that the user's own shardings leave open, for the values and results that have one.
     `roles` says what each axis of the mesh is for ("batch", "model" or ""), and is empty where the user has not said
-    it. `zeros` are the values all of whose elements are known to be 0. `choices` holds, for ops of which it is said,
-    what they may do along each axis (as strategies/cost/candidates.py numbers it), None where that is open. `repeats`
+    it. `zeros` are the values all of whose elements are known to be 0. `choices` holds, for ops with a request, what
+    they may do along each axis (as strategies/cost/candidates.py numbers it), None where that is open. `repeats`
     says for how many alike ones ops and values stand (ir/program/folded_layers.py); None where each is but itself.
     """
 

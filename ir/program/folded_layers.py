@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from rhino.ir.diagnostics import Place, RhinoError
-from rhino.ir.graph.graph import HANDS_ON, Graph, Repeats
+from rhino.ir.graph.graph import FORWARDS_OPERANDS, Graph, Repeats
 from rhino.ir.graph.layer_mark import NOWHERE, LayerMark
 from rhino.ir.mlir.bindings import ir
 
@@ -60,7 +60,7 @@ def repeats_of(graph: Graph, ops: Sequence[LayerMark | None], arguments: Sequenc
     found: list[LayerMark] = []
     begin = {loop.end: loop.op for loop in graph.loops}
     for op, mark in enumerate(ops):
-        if graph.cls(op).name in HANDS_ON:
+        if graph.cls(op).name in FORWARDS_OPERANDS:
             found.append(NOWHERE)
             values += [
                 values[operand] for operand, _ in zip(graph.operands(op).tolist(), graph.results(op), strict=False)

@@ -97,7 +97,7 @@ def _keep_boundary(entry: func.FuncOp, side: Side, empty: set[str], name: str, r
 
 
 def _dropped(entry: func.FuncOp, side: Side, number: int, rank: int, file: str) -> tuple[Place, str]:
-    """Returns where and how it is said that a sharding of the entry's is dropped."""
+    """Returns the place and the words of the remark that a sharding of the entry's is dropped."""
     value = entry.arguments[number] if side == "arg" else None
     pattern = f"{RESULT}{number}" if value is None else argument_name(value, number)
     what = f"result {number}" if value is None else f'argument {number} "{pattern}"'

@@ -4,7 +4,7 @@ Reads     a normalized module; which arguments, by name.
 Writes    the types of these arguments and of the results that take over their buffers, with `rhino.padded`, the logical
           shape, on both; the ops to which the padding spreads, masked where they would read it, and cut or padded where
           they cannot follow. Then `tidy`. A second run changes nothing.
-Errors    RHI-CLI-001 what is said does not parse, RHI-CLI-002 the file cannot be read, RHI-PIN-001 it is malformed,
+Errors    RHI-CLI-001 an option does not parse, RHI-CLI-002 the file cannot be read, RHI-PIN-001 it is malformed,
           RHI-PIN-002 a name or dim that is not there, RHI-PASS-001 no number of parts, RHI-SHARD-001 a sharding that
           the module's mesh does not have, RHI-MESH-001 larger than the cluster, RHI-MESH-002 not the module's mesh,
           RHI-CLUSTER-001 unknown preset, RHI-CLUSTER-002 malformed file, RHI-READ-005 no entry function.

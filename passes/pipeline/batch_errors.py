@@ -1,4 +1,4 @@
-"""What is said to the user of a step that does not take its batch in parts."""
+"""Errors for a step that cannot be divided into micro-batches."""
 
 from __future__ import annotations
 

@@ -275,7 +275,7 @@ class PipelineStages(Pass):
 
 
 def parse_tolerance(text: str) -> float | None:
-    """Returns by what share of the best balance the largest work of a stage may be over it; None where nothing is said.
+    """Returns by what share of the best balance the largest work of a stage may be over it; None where none is given.
 
     Raises:
         RhinoError: RHI-STAGE-002 where it is no such share.

@@ -64,7 +64,7 @@ class Report:
 
     `made` are the plans whose programs were made and fit, `failed` the configurations of those that did not;
     `budget_bytes` is per device. Of a deep step, configurations were compared with so many `groups` for the alike
-    `layers` of each stretch, and what is said of plans whose programs were not made is of these. Steps of programs are
+    `layers` of each stretch, and plans whose programs were not made are reported in these. Steps of programs are
     compared with those of programs, and estimates with estimates. `compared` is what a compiler made of plans.
     """
 

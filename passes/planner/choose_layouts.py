@@ -303,7 +303,7 @@ class _Tried:
         self.hosted = self.remarks.result(Unkept).hosted
 
     def add_to(self, remarks: Remarks) -> None:
-        """Adds what was said and found of it to what is said of the step."""
+        """Adds the requests and findings on it to those on the step."""
         remarks.items += self.remarks.items
         for result in self.remarks.results.values():
             remarks.record(result)

@@ -54,7 +54,7 @@ from rhino.passes.sharding.halo_exchange import HaloOp, is_strided, put_halo_ops
 from rhino.passes.sharding.indexed_ops import GATHER, INDEXED, prepare, put_right
 from rhino.passes.sharding.pack_collectives import PackCollectives
 from rhino.passes.with_rules import run_on_functions
-from rhino.strategies.choice.sharding_plan import ShardingPlan, handing_on, implied, loop_states, sent_bytes
+from rhino.strategies.choice.sharding_plan import ShardingPlan, forwarding_state, implied, loop_states, sent_bytes
 from rhino.strategies.cost.candidates import State, replicate, strategies, strategy_name
 from rhino.strategies.cost.halo_exchange import exchanges
 from rhino.strategies.cost.reshard import LayoutStep, reshard_path
@@ -165,7 +165,7 @@ def annotated_plan(program: Program, sizes: tuple[int, ...], file: str) -> Shard
     for number, (op, kind) in enumerate(zip(program.ops, graph.op_class.tolist(), strict=True)):
         cls = graph.classes[kind]
         if cls.name == BARRIER:
-            ops.append(handing_on(graph, number, specs))
+            ops.append(forwarding_state(graph, number, specs))
         elif cls.name in (WHILE, YIELD):
             ops.append(replicate(cls, len(sizes)))  # for now: see below
         else:

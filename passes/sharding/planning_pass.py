@@ -40,7 +40,7 @@ PLANNING_ERRORS = (
 
 
 DEFAULT_CLUSTER = "cpu8"
-"""What is planned for if nothing is said."""
+"""What is planned for if no cluster is given."""
 
 OFFLOAD = (
     "arguments that only their update reads, as moments, and values saved for the backward pass may lie in host "

@@ -15,7 +15,7 @@ _PLANNING: Final = ("rhino.entry", "jax._src.compiler")
 """Modules in which a process plans or compiles: what makes plans and programs, and JAX's compiler."""
 
 _WAITING: Final = (
-    ("rhino.runtime.distributed.jax_job", "said_by_all"),
+    ("rhino.runtime.distributed.jax_job", "gather_texts"),
     ("rhino.runtime.distributed.key_values", "wait_for"),
 )
 """The functions in which a process waits for what the others say."""

@@ -38,7 +38,7 @@ from rhino.runtime.executor.executor import Executor
 from rhino.runtime.executor.rank_program import RankDevices
 from rhino.runtime.executor.transport import SocketTransport, family_of, split_address
 
-_SAY_LIMIT_S: Final = 24 * 3600
+_EXCHANGE_LIMIT_S: Final = 24 * 3600
 """How long a process is waited for that still plans or compiles; JAX ends all when one has ended."""
 
 _LOG_ERRORS: Final = 2
@@ -47,8 +47,8 @@ _values: Final[list[KeyValues]] = []
 """The key-value service of this process's job, once it was asked for."""
 
 
-_turns: Final = count()
-"""Numbers each time that the processes of a job tell each other something."""
+_exchanges: Final = count()
+"""Numbers the exchanges of texts between the processes of a job."""
 
 
 def deal_devices(sizes: Sequence[int], placed: Devices = ()) -> tuple[jax.Device, ...]:
@@ -175,7 +175,7 @@ def meet(settings: Callable[[], tuple[Limits, Ports]]) -> Meeting:
             (port,) = ports.free(host, 1)
             listener = socket.create_server((host, port), family=family_of(host))
         monitor = Monitor(state.num_processes, found, listener, own=0) if listener is not None else None
-        address = said_by_all("" if monitor is None else monitor.address)[0]
+        address = gather_texts("" if monitor is None else monitor.address)[0]
         enter(ProcessJob(address, process, Team(((),) * state.num_processes), found, host, monitor, ports=ports))
     return _met[0]
 
@@ -204,16 +204,16 @@ def own_host(address: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def said_by_all(text: str) -> list[str]:
-    """Returns what each process of a job calls this with, by number; each of them has to call this.
+def gather_texts(text: str) -> list[str]:
+    """Returns the text that each process of a job calls this with, by number; each of them has to call this.
 
     Texts go through the coordination service, not through devices: processes may have unequal numbers of these.
     """
-    number, client = next(_turns), distributed.global_state.client
+    number, client = next(_exchanges), distributed.global_state.client
     assert client is not None, "a job has a coordination service"
-    client.key_value_set(f"rhino/said/{number}/{distributed.global_state.process_id}", text)
+    client.key_value_set(f"rhino/exchange/{number}/{distributed.global_state.process_id}", text)
     return [
-        str(client.blocking_key_value_get(f"rhino/said/{number}/{process}", _SAY_LIMIT_S * 1000))
+        str(client.blocking_key_value_get(f"rhino/exchange/{number}/{process}", _EXCHANGE_LIMIT_S * 1000))
         for process in range(distributed.global_state.num_processes)
     ]
 
@@ -232,12 +232,12 @@ def values_of_job() -> KeyValues:
     return _values[0]
 
 
-def said_by_first(lines: str) -> str:
+def scatter_lines(lines: str) -> str:
     """Returns the line of this process, of those that process 0 calls this with; each process has to call it.
 
     Process 0 has a line for each process, and waits for none.
     """
-    service, key = values_of_job(), f"said/{next(_turns)}"
+    service, key = values_of_job(), f"exchange/{next(_exchanges)}"
     if jax.process_index() == 0:
         for process, line in enumerate(lines.split("\n")):
             service.set(f"{key}/first/{process}", line.encode())
@@ -248,9 +248,9 @@ def said_by_first(lines: str) -> str:
 def await_others() -> None:
     """Waits until each process of a job has called this as often."""
     if jax.process_count() > 1:
-        said_by_all("")
+        gather_texts("")
 
 
 def most_of_processes(number: int) -> int:
     """Returns the largest of the numbers that the processes of a job call this with."""
-    return number if jax.process_count() == 1 else max(map(int, said_by_all(str(number))))
+    return number if jax.process_count() == 1 else max(map(int, gather_texts(str(number))))

@@ -207,7 +207,7 @@ class ProcessJob:
                 self._show()
             found, line = message["verdict"]
             error = RhinoError(found, line, fix=_FIX)
-            _end(error, is_said=bool(message.get("is said")))
+            _end(error, is_reported=bool(message.get("is reported")))
         with self._changed:
             if "value" in message:
                 key, value = message["value"]
@@ -266,9 +266,9 @@ def _versions() -> Mapping[str, str]:
     return {"Python": sys.version.split()[0], **{name: version(name) for name in _PACKAGES}}
 
 
-def _end(error: RhinoError, *, is_said: bool = False) -> NoReturn:
+def _end(error: RhinoError, *, is_reported: bool = False) -> NoReturn:
     """Prints why in a line, where nobody else does, and ends the process, from any of its threads."""
     sys.stdout.flush()
-    if not is_said:
+    if not is_reported:
         print(error.render().partition("\n")[0], file=sys.stderr, flush=True)
     os._exit(ExitCode.BAD_INPUT)

@@ -100,7 +100,7 @@ class Monitor:
 
     def _end(self, found: Verdict) -> None:
         """Tells all why the job ends; the own process, which the others hear it from, is the last to end."""
-        message: Message = {"verdict": [found.id, found.line], "causes": found.causes, "is said": self._own is None}
+        message: Message = {"verdict": [found.id, found.line], "causes": found.causes, "is reported": self._own is None}
         own = self._members.get(self._own) if self._own is not None else None
         for one in self._members.values():
             if one is not own:

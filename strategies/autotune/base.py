@@ -426,7 +426,7 @@ class SpentError(Exception):
 class Evaluations:
     """Evaluates configurations for strategies, none of them twice; `on_round` is called after each round.
 
-    `relaxed` is what configurations come to where less is said of how anything lies: what those cannot fall below, none
+    `relaxed` is what configurations come to with fewer requests on shardings: what those cannot fall below, none
     here can. `screen` finds ranks of unlike meshes; without it there are none. `look` tells about what configurations
     take, which is kept in `looked`; without it nobody knows.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from rhino.ir.arrays import Ints
-from rhino.ir.graph.graph import BARRIER, HANDS_ON, HOST, Graph, Loop, OpClass
+from rhino.ir.graph.graph import BARRIER, FORWARDS_OPERANDS, HOST, Graph, Loop, OpClass
 from rhino.ir.graph.spec import REPLICATED, Spec, partial_axes, split_axes
 from rhino.strategies.choice.choice import Choice
 from rhino.strategies.cost.candidates import State, following, strategies
@@ -199,7 +199,7 @@ def make_plan(choice: Choice, chosen: Sequence[int] | Ints) -> ShardingPlan:
         ops[loop.op], ops[loop.end] = loop_states(graph, loop, specs)
     for op in range(graph.num_ops):
         if graph.cls(op).name == BARRIER:
-            ops[op] = handing_on(graph, op, specs)
+            ops[op] = forwarding_state(graph, op, specs)
     every = _with_free(graph, sizes, ops, specs, returned)
     target, model = choice.model.target, choice.model
     return ShardingPlan(graph, sizes, every, tuple(specs), tuple(returned), target, model, frozenset(hosted))
@@ -207,11 +207,11 @@ def make_plan(choice: Choice, chosen: Sequence[int] | Ints) -> ShardingPlan:
 
 def loop_states(graph: Graph, loop: Loop, specs: Sequence[Spec]) -> tuple[State, State]:
     """Returns how a loop starts and how its body returns: both give what is carried as it is stored."""
-    start = handing_on(graph, loop.op, specs)
+    start = forwarding_state(graph, loop.op, specs)
     return start, State((), start.result_specs, ())
 
 
-def handing_on(graph: Graph, op: int, specs: Sequence[Spec]) -> State:
+def forwarding_state(graph: Graph, op: int, specs: Sequence[Spec]) -> State:
     """Returns how an op runs that hands its operands on: it reads each as its result is stored."""
     stored = tuple(specs[value] for value in graph.results(op))
     return State((), stored, stored)
@@ -242,7 +242,7 @@ def _with_free(
                 else min(limit, key=lambda spec: (spec != state.result_specs[0], spec))
             )
         for value in values:
-            is_free = value not in graph.fixed and graph.cls(op).name not in HANDS_ON
+            is_free = value not in graph.fixed and graph.cls(op).name not in FORWARDS_OPERANDS
             if is_free and partial_axes(specs[value]) and len(wanted[value]) == 1:
                 specs[value] = next(iter(wanted[value]))
         for operand, need in zip(graph.operands(op).tolist(), state.operand_specs, strict=True):

@@ -32,7 +32,7 @@ from itertools import accumulate, pairwise
 from math import prod
 from typing import Final
 
-from rhino.ir.graph.graph import BARRIER, HANDS_ON, WHILE, YIELD, Graph
+from rhino.ir.graph.graph import BARRIER, FORWARDS_OPERANDS, WHILE, YIELD, Graph
 from rhino.strategies.cost.buckets import packing_of
 from rhino.strategies.cost.cost_model import PRODUCTS, CostModel, Window
 
@@ -145,7 +145,7 @@ class Order:
             is_given = name not in _ORDERED and all(sources[: 1 if name == _SLICE else None])
             for position, value in enumerate(self.graph.results(op)):
                 is_kept = name == BARRIER or (name == WHILE and self.loops[op].kept[position])
-                found[value] = sources[position] and is_kept if name in HANDS_ON else is_given
+                found[value] = sources[position] and is_kept if name in FORWARDS_OPERANDS else is_given
         return found
 
     def read_bytes(self, is_counted: Sequence[bool]) -> int:
@@ -220,7 +220,7 @@ class Order:
         Shapes: to each op [ops], and to where each is stored [values].
         """
         graph = self.graph
-        room: list[float | None] = [None if name in HANDS_ON else 0.0 for name in self.names]
+        room: list[float | None] = [None if name in FORWARDS_OPERANDS else 0.0 for name in self.names]
         since = 0.0
         for op, name in enumerate(self.names):
             if name == WHILE or op in self.loop_of_end:
@@ -233,7 +233,7 @@ class Order:
         first = [graph.num_ops] * graph.num_values  # the first product that reads what follows from a value
         for op in range(graph.num_ops - 1, -1, -1):
             behind = min((first[value] for value in graph.results(op)), default=graph.num_ops)
-            if self.names[op] in HANDS_ON:
+            if self.names[op] in FORWARDS_OPERANDS:
                 behind = graph.num_ops  # a weight that goes whole into a loop, or through a barrier, is waited for
             elif self.names[op] in _ORDERED:
                 behind = op

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from rhino.ir.graph.graph import HANDS_ON, REPEATS, Graph, Loop
+from rhino.ir.graph.graph import FORWARDS_OPERANDS, REPEATS, Graph, Loop
 
 _STAYS: Final = REPEATS | {
     f"stablehlo.{name}" for name in ("constant", "iota", "reshape", "reverse", "slice", "transpose")
@@ -34,7 +34,9 @@ def _invariants(graph: Graph, loop: Loop) -> list[int]:
     read: dict[int, None] = {}
     for op in range(loop.op + 1, loop.end + 1):
         cls, operands = graph.cls(op), graph.operands(op).tolist()
-        if cls.name not in HANDS_ON and all(v in came or maker[v] < loop.op or maker[v] in alike for v in operands):
+        if cls.name not in FORWARDS_OPERANDS and all(
+            v in came or maker[v] < loop.op or maker[v] in alike for v in operands
+        ):
             alike.add(op)
         if op not in alike or cls.name in _STAYS:
             read |= dict.fromkeys(operands)

@@ -198,7 +198,7 @@ class Propagation:
             self.settle(op, Phase.SETUP, None)
             return
         if cls.name == BARRIER:
-            self._hand_on(op, values, lays)
+            self._forward(op, values, lays)
             return
         if any(lay.is_own for lay in lays) and all(lay.is_own or lay.phase == Phase.SETUP for lay in lays):
             state = self._following(op)
@@ -268,7 +268,7 @@ class Propagation:
         self._run(again, op + 1, first)
         return True
 
-    def _hand_on(self, op: int, values: Sequence[int], lays: Sequence[Lay]) -> None:
+    def _forward(self, op: int, values: Sequence[int], lays: Sequence[Lay]) -> None:
         """Gives each result of a barrier what its operand is; only sums stay partial."""
         self.phases[op] = max((lay.phase for lay in lays), default=Phase.SETUP)
         for result, value, lay in zip(self.gives[op], values, lays, strict=True):

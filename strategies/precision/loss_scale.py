@@ -177,7 +177,7 @@ class _Scaling:
         while True:
             scaled, reads = [one in sums for one in range(graph.num_values)], dict[int, frozenset[int]]()
             for op in range(graph.num_ops):
-                places = self._hand_on(op, scaled) if facts.hands_on(op) else self._places(op, scaled)
+                places = self._forwarded_places(op, scaled) if facts.forwards_operands(op) else self._places(op, scaled)
                 if places:
                     reads[op] = places
             wrong = {
@@ -193,7 +193,7 @@ class _Scaling:
     def _may_be(self, value: int) -> bool:
         return self.follows[value] and self.facts.is_wide_type[value]
 
-    def _hand_on(self, op: int, scaled: list[bool]) -> frozenset[int]:
+    def _forwarded_places(self, op: int, scaled: list[bool]) -> frozenset[int]:
         """Says of what an op that passes on its operands gives whether it is scaled; returns what it reads so."""
         edges = list(self.facts.edges(op))
         if op not in self.facts.loop_of_end:

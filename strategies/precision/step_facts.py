@@ -72,14 +72,14 @@ class StepFacts:
         self.sums = frozenset(value for loop in graph.loops for value in self._sums(loop.op, loop.end))
         self.polynomials = self._polynomials()
 
-    def hands_on(self, op: int) -> bool:
+    def forwards_operands(self, op: int) -> bool:
         """Says whether an op passes on each operand by itself: a loop, its end, or a barrier."""
         return self.names[op] in (WHILE, BARRIER) or op in self.loop_of_end
 
     def edges(self, op: int) -> Iterator[tuple[int, int]]:
         """Yields what follows from what at an op: a loop's value of each iteration from that of the one before."""
         results = self.graph.results(self.loop_of_end[op].op if op in self.loop_of_end else op)
-        if self.hands_on(op):
+        if self.forwards_operands(op):
             yield from zip(self.operands[op], results, strict=True)
         else:
             for result in results:
@@ -189,7 +189,9 @@ class StepFacts:
         }
         copied, added = dict(bits), dict[int, int]()
         through = [
-            op for op in range(begin + 1, end) if self.kinds[op] in (Kind.COPY, Kind.ARITHMETIC) or self.hands_on(op)
+            op
+            for op in range(begin + 1, end)
+            if self.kinds[op] in (Kind.COPY, Kind.ARITHMETIC) or self.forwards_operands(op)
         ]
         for op in through * 2:  # again for loops inside
             for value, result in self.edges(op):

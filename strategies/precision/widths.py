@@ -39,7 +39,7 @@ def find_widths(facts: StepFacts, rounded: frozenset[int]) -> list[int]:
             found[value] = max(found[value], Width.WIDE if value in facts.given.large else width)
 
     def visit(op: int) -> None:
-        if facts.hands_on(op):
+        if facts.forwards_operands(op):
             for value, result in facts.edges(op):
                 if op in facts.loop_of_end and result in facts.states:
                     continue
@@ -105,7 +105,7 @@ def with_copied(facts: StepFacts, values: Iterable[int]) -> frozenset[int]:
         found[value] = may_be(value)
 
     def visit(op: int) -> None:
-        if facts.kinds[op] == Kind.COPY or facts.hands_on(op):
+        if facts.kinds[op] == Kind.COPY or facts.forwards_operands(op):
             for value, result in facts.edges(op):
                 if found[result] and not found[value] and not is_repeated(op, value, result):
                     found[value] = may_be(value)
@@ -123,7 +123,7 @@ def find_statistics(facts: StepFacts, widths: list[int]) -> list[bool]:
     copies = [value in facts.parameters for value in range(facts.graph.num_values)]
 
     def visit(op: int) -> None:
-        if facts.hands_on(op):
+        if facts.forwards_operands(op):
             for value, result in facts.edges(op):
                 found[result] |= found[value]
                 copies[result] |= copies[value]

@@ -20,7 +20,7 @@ from math import inf
 import numpy as np
 
 from rhino.ir.arrays import Floats, Ints
-from rhino.ir.graph.graph import BARRIER, DEVICE, HANDS_ON, HOST, WHILE, YIELD, Graph, MemoryKind, materialized
+from rhino.ir.graph.graph import BARRIER, DEVICE, FORWARDS_OPERANDS, HOST, WHILE, YIELD, Graph, MemoryKind, materialized
 from rhino.ir.graph.spec import Spec, all_specs, partial_axes, unpack
 from rhino.strategies.choice.choice import Choice
 from rhino.strategies.cost.candidates import State, keeps, strategies
@@ -59,7 +59,7 @@ def build(graph: Graph, model: CostModel) -> Choice:
 
     Raises:
         ContradictionError: where shardings given by the user leave nothing to choose from.
-        NoChoiceError: where an op cannot run in any of the ways that it is said to.
+        NoChoiceError: where an op cannot run in any of the ways that are requested for it.
     """
     return Builder(graph=graph, model=model).costs().with_memory()
 
@@ -388,7 +388,7 @@ class Builder(Tables):
         return found
 
     def batch_factors(self, op: int) -> frozenset[int]:
-        """Returns the factors of an op that are of the batch, if it is said for which axes that matters."""
+        """Returns the factors of an op that are of the batch, if the roles of axes are given."""
         return self.roles.batch_factors(op) if self.roles else frozenset()
 
     def op(self, op: int) -> None:
@@ -454,7 +454,7 @@ class Builder(Tables):
     def times_moved(self, value: int, time: int) -> int:
         """Returns how often a value is brought to an op or the end in a step: once for each that it stands for."""
         repeats = self.graph.repeats
-        if repeats is not None and (time == self.graph.num_ops or self.graph.cls(time).name in HANDS_ON):
+        if repeats is not None and (time == self.graph.num_ops or self.graph.cls(time).name in FORWARDS_OPERANDS):
             return self.times[time] * int(repeats.copies[value])
         return self.times[time]
 
@@ -491,7 +491,7 @@ class Builder(Tables):
     def way(self, target: int, use: Use, value: int, time: int) -> Way:
         """Returns a use with what its time depends on; a window that hides all that it can is as good as any such."""
         is_op, is_end = self.nodes[target].kind == "op", time == self.graph.num_ops
-        is_read = is_op or (not is_end and self.graph.cls(time).name in HANDS_ON)
+        is_read = is_op or (not is_end and self.graph.cls(time).name in FORWARDS_OPERANDS)
         window = self.windows.window(value, time if is_read else None) if self.windows else None
         if window is not None and any(window.seconds):
             longest_s = self.longest_s(use)

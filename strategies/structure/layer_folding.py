@@ -64,7 +64,7 @@ class Shorter:
     returned: tuple[int, ...]
 
     def mark(self, group: int, is_back: bool = False) -> LayerMark:
-        """Returns what is said of an op or an argument of a group."""
+        """Returns the mark of an op or an argument of a group."""
         return LayerMark(group, self.size[group], is_back) if group >= 0 else NOWHERE
 
 

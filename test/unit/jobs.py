@@ -19,16 +19,16 @@ def free_address() -> str:
 def launched(folder: Path, part: str, *options: Sequence[str]) -> list[int]:
     """Runs as many processes as there are options for, and returns their exit codes.
 
-    What they say goes to `said-N`.
+    What they print goes to `log-N`.
     """
     address = free_address()
     parts = []
     for process, own in enumerate(options):
-        with (folder / f"said-{process}").open("wb") as said:
+        with (folder / f"log-{process}").open("wb") as log:
             command = [sys.executable, part, address, str(process), *own]
             parts.append(
                 subprocess.Popen(
-                    command, stdout=said, stderr=said, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+                    command, stdout=log, stderr=log, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
                 )
             )
     try:

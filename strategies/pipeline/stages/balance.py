@@ -20,7 +20,7 @@ from rhino.strategies.pipeline.stages.stage_remat import stage_remat
 from rhino.strategies.pipeline.step_time import StageTimes, StageTransfer, step_seconds
 
 TOLERANCES: Final = (0.005, 0.02, 0.05, 0.1, 0.2)
-"""By what share of the best balance the largest work of a stage may be over it, where nothing is said.
+"""By what share of the best balance the largest work of a stage may be over it, where no tolerance is given.
 
 The wide ones are for small steps, in which it matters most how many transfers there are.
 """

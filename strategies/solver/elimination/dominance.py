@@ -64,7 +64,7 @@ def undominated(cost: Floats, tables: Sequence[Floats], bounds: Sequence[Bound])
     with np.errstate(invalid="ignore"):
         for bound, table in zip(bounds, tables, strict=True):
             bound.add_to(at_least, table)
-        # where a row is illegal nothing is said, and the comparison is to tell
+        # an illegal row makes the bound no number: the comparison below decides
         may_lose = ~(cost - cost[:, None] < at_least)
     may_lose &= np.isfinite(cost)[:, None]
     np.fill_diagonal(may_lose, False)

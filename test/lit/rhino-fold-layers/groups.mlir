@@ -1,8 +1,8 @@
 // RUN: rhino-opt --rhino-fold-layers=num-groups=2 --split-input-file %s | filecheck %s
-// RUN: rhino-opt --rhino-fold-layers=num-groups=2 --split-input-file --remarks-filter=. -o - %s 2>&1 | filecheck %s --check-prefix=SAID
+// RUN: rhino-opt --rhino-fold-layers=num-groups=2 --split-input-file --remarks-filter=. -o - %s 2>&1 | filecheck %s --check-prefix=REMARK
 // Six products make five layers that read alike, of which two are kept: each reads of the other as its neighbours did, and is marked on ops
 // and arguments with its group and for how many layers it stands. What is outside of the layers stands for itself.
-// SAID: 5 layers of 2 ops are kept as 2
+// REMARK: 5 layers of 2 ops are kept as 2
 
 // CHECK: module attributes {rhino.folded}
 // CHECK: func.func @main(%[[X:.*]]: tensor<8x16xf32>, %[[W0:.*]]: tensor<16x16xf32>, %[[W1:.*]]: tensor<16x16xf32> {rhino.group = array<i64: 0, 2, 0>}, %[[W3:.*]]: tensor<16x16xf32> {rhino.group = array<i64: 1, 3, 0>})

@@ -1,5 +1,5 @@
 // RUN: rhino-opt --rhino-normalize %s --split-input-file | filecheck %s
-// RUN: rhino-opt --rhino-normalize %s --split-input-file --remarks-filter=rhino-normalize -o /dev/null 2>&1 | filecheck %s --check-prefix=SAID
+// RUN: rhino-opt --rhino-normalize %s --split-input-file --remarks-filter=rhino-normalize -o /dev/null 2>&1 | filecheck %s --check-prefix=REMARK
 // A sharding on a mesh without axes stays, whatever that is called; what JAX puts on its own on one device goes, with a remark where it
 // would have kept something whole.
 
@@ -23,10 +23,10 @@ func.func @kept(%a: tensor<8x16xf32> {sdy.sharding = #sdy.sharding<@e, [{}, {?}]
 
 sdy.mesh @empty_mesh = <[]>
 
-// SAID: no_axes.mlir:37:19: remark: {{.*}} the sharding of argument 0 "arg0" is dropped: on JAX's mesh without axes
-// SAID-SAME: pin it (--pin='arg0=[{}, {}]')
-// SAID: the sharding of result 0 is dropped
-// SAID-NOT: remark
+// REMARK: no_axes.mlir:37:19: remark: {{.*}} the sharding of argument 0 "arg0" is dropped: on JAX's mesh without axes
+// REMARK-SAME: pin it (--pin='arg0=[{}, {}]')
+// REMARK: the sharding of result 0 is dropped
+// REMARK-NOT: remark
 // CHECK-LABEL: func.func @of_jax(
 // CHECK-SAME: %[[A:[a-z0-9]+]]: tensor<8x16xf32>,
 // CHECK-SAME: %[[S:[a-z0-9]+]]: tensor<f32>,

@@ -1,8 +1,8 @@
 // RUN: rhino-opt --rhino-split-scans="counts=3;2" %s | filecheck %s
-// RUN: rhino-opt --rhino-split-scans="counts=3;2" --remarks-filter=. -o - %s 2>&1 | filecheck %s --check-prefix=SAID
+// RUN: rhino-opt --rhino-split-scans="counts=3;2" --remarks-filter=. -o - %s 2>&1 | filecheck %s --check-prefix=REMARK
 // A loop over five rows becomes loops over three and two. Each reads its own rows of the weights and stacks its own; the sum of all is the sum
 // of their sums, and only what wants the whole stack gets it.
-// SAID: a loop over 5 layers is cut in pieces of 3, 2
+// REMARK: a loop over 5 layers is cut in pieces of 3, 2
 
 // CHECK-LABEL: func.func @main
 // CHECK-SAME: %[[X:.*]]: tensor<4xf32>, %[[W:.*]]: tensor<5x4xf32>

@@ -1,11 +1,11 @@
 // RUN: rhino-opt --rhino-split-scans="counts=2;3 leaves=true" --split-input-file %s | filecheck %s
-// RUN: rhino-opt --rhino-split-scans="counts=2;3 leaves=true" --split-input-file --remarks-filter=. -o - %s 2>&1 | filecheck %s --check-prefix=SAID
+// RUN: rhino-opt --rhino-split-scans="counts=2;3 leaves=true" --split-input-file --remarks-filter=. -o - %s 2>&1 | filecheck %s --check-prefix=REMARK
 // What stays whole is said with its reason: stacks whose rows are split over devices, results that replace no argument in pieces, and loops
 // of models that say themselves where stages end.
 
-// SAID: a loop over 5 layers is cut in pieces of 2, 3
-// SAID: arg1 stays whole: its sharding splits rows over devices
-// SAID: result[1] is put together on one rank: it takes the place of no argument that lies in pieces
+// REMARK: a loop over 5 layers is cut in pieces of 2, 3
+// REMARK: arg1 stays whole: its sharding splits rows over devices
+// REMARK: result[1] is put together on one rank: it takes the place of no argument that lies in pieces
 // CHECK-LABEL: func.func @main
 // CHECK-SAME: %arg1: tensor<5x4xf32>
 // CHECK-COUNT-2: stablehlo.while
@@ -33,7 +33,7 @@ func.func @main(%x: tensor<4xf32>, %w: tensor<5x4xf32> {sdy.sharding = #sdy.shar
 
 // -----
 
-// SAID: loops over layers stay whole: the model has stage boundaries, which say where it is cut
+// REMARK: loops over layers stay whole: the model has stage boundaries, which say where it is cut
 // CHECK-LABEL: func.func @main
 // CHECK-COUNT-1: stablehlo.while
 // CHECK-NOT: stablehlo.while

@@ -62,7 +62,7 @@ def test_a_job_goes_on_as_any_other(tmp_path: Path, saving: str):
     for job, wanted in ((saving, losses), *((other, losses[NUM_STEPS:]) for other in JOBS)):
         count = JOBS[job][0]
         codes = launched(tmp_path, checkpoint_part.__file__, *[(str(tmp_path), job)] * count)
-        assert codes == [0] * count, [(tmp_path / f"said-{one}").read_text() for one in range(count)]
+        assert codes == [0] * count, [(tmp_path / f"log-{one}").read_text() for one in range(count)]
         for process in range(count):
             with np.load(tmp_path / f"{job}-{process}.npz") as out:
                 found = dict(out)

@@ -124,7 +124,7 @@ def test_a_program_of_which_xla_says_nothing_runs_unchecked_and_says_so(caplog, 
 def test_processes_decide_by_the_one_that_takes_most(monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     other = 5 << 32
-    monkeypatch.setattr("rhino.runtime.distributed.jax_job.said_by_all", lambda own: [own, str(other)])
+    monkeypatch.setattr("rhino.runtime.distributed.jax_job.gather_texts", lambda own: [own, str(other)])
     assert [most_of_processes(one) for one in (0, other + 1)] == [other, other + 1]
 
 

@@ -21,7 +21,7 @@ from jobs import free_address
 LIMIT_S = 150
 HOST = socket.gethostname()
 RAISED = "[RHI-RUN-007] process {victim} on {host} raised "
-SAID = {
+EXPECTED = {
     "kill": "[RHI-RUN-007] process {victim} on {host} has ended",
     "exception": f"{RAISED}ValueError: of its own, after {fault_part.AT + 1} steps",
     "stop": "[RHI-RUN-007] process {victim} on {host}",
@@ -31,14 +31,14 @@ SAID = {
     "other plan": "[RHI-JAX-008] process 1 has another plan of step than process 0",
     "full": RAISED,
 }
-"""What is said of each fault."""
+"""What the other process prints after each fault."""
 
 
 @contextmanager
 def started(folder: Path, kind: str, fault: str, victim: int, address: str) -> Iterator[list[subprocess.Popen[bytes]]]:
     parts = []
     for process in range(2):
-        with (folder / f"said-{process}").open("wb") as said:
+        with (folder / f"log-{process}").open("wb") as log:
             command = [
                 sys.executable,
                 fault_part.__file__,
@@ -50,7 +50,7 @@ def started(folder: Path, kind: str, fault: str, victim: int, address: str) -> I
                 str(victim),
             ]
             environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-            parts.append(subprocess.Popen(command, stdout=said, stderr=said, env=environment))
+            parts.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment))
     try:
         yield parts
     finally:
@@ -59,8 +59,8 @@ def started(folder: Path, kind: str, fault: str, victim: int, address: str) -> I
             part.wait()
 
 
-def said_by(folder: Path, process: int) -> str:
-    return (folder / f"said-{process}").read_text()
+def log_of(folder: Path, process: int) -> str:
+    return (folder / f"log-{process}").read_text()
 
 
 def losses(folder: Path) -> list[dict[int, str]]:
@@ -72,7 +72,7 @@ def trained(folder: Path, kind: str) -> list[dict[int, str]]:
     """The losses of a job without a fault, or of what is left of one with some."""
     with started(folder, kind, "none", 0, free_address()) as parts:
         codes = [part.wait(LIMIT_S) for part in parts]
-    assert codes == [0, 0], said_by(folder, 0) + said_by(folder, 1)
+    assert codes == [0, 0], log_of(folder, 0) + log_of(folder, 1)
     found = losses(folder)
     assert [*map(int, found[0])] == [*range(NUM_STEPS)]
     return found
@@ -84,7 +84,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[in
     return {}
 
 
-CASES = [(kind, fault, victim) for kind in fault_part.KINDS for fault in SAID for victim in range(2)]
+CASES = [(kind, fault, victim) for kind in fault_part.KINDS for fault in EXPECTED for victim in range(2)]
 CHEAP = ("spmd", "stop", 1)
 
 
@@ -101,15 +101,15 @@ def test_a_fault_ends_the_job_everywhere(
     victim: int,
 ):
     with started(tmp_path, kind, fault, victim, free_address()) as parts:
-        assert parts[1 - victim].wait(LIMIT_S) == 1, said_by(tmp_path, 1 - victim)
+        assert parts[1 - victim].wait(LIMIT_S) == 1, log_of(tmp_path, 1 - victim)
         if fault == "stop":
             parts[victim].send_signal(signal.SIGCONT)
         code = parts[victim].wait(2 * HEARTBEAT_LIMIT_S + 10)
-    assert code == {"kill": -signal.SIGKILL, "never": 0}.get(fault, 1), said_by(tmp_path, victim)
-    said = SAID[fault].format(victim=victim, host=HOST)
-    assert said in said_by(tmp_path, 1 - victim)
+    assert code == {"kill": -signal.SIGKILL, "never": 0}.get(fault, 1), log_of(tmp_path, victim)
+    line = EXPECTED[fault].format(victim=victim, host=HOST)
+    assert line in log_of(tmp_path, 1 - victim)
     if fault in ("kill", "stop", "sleep"):
-        lines = [line for line in said_by(tmp_path, 1 - victim).splitlines() if "peer ranks" not in line]  # Gloo's
+        lines = [line for line in log_of(tmp_path, 1 - victim).splitlines() if "peer ranks" not in line]  # Gloo's
         assert len(lines) == 1, lines
     if fault == "never":
         return
@@ -125,7 +125,7 @@ def test_a_fault_ends_the_job_everywhere(
 @pytest.mark.parametrize("kind", fault_part.KINDS)
 def test_one_that_comes_late_is_waited_for(tmp_path: Path, kind: str):
     with started(tmp_path, kind, "late", 0, free_address()) as parts:
-        assert [part.wait(LIMIT_S) for part in parts] == [0, 0], said_by(tmp_path, 0) + said_by(tmp_path, 1)
+        assert [part.wait(LIMIT_S) for part in parts] == [0, 0], log_of(tmp_path, 0) + log_of(tmp_path, 1)
 
 
 @pytest.mark.long
@@ -135,9 +135,9 @@ def test_a_port_that_is_in_use_is_told(tmp_path: Path):
         port = other.getsockname()[1]
         with started(tmp_path, "spmd", "port in use", 0, f"127.0.0.1:{port}") as parts:
             assert [part.wait(LIMIT_S) for part in parts] == [1, 1]
-    assert f"[RHI-RUN-007] process 0 on {HOST} cannot listen on port {port}: Address already in use" in said_by(
+    assert f"[RHI-RUN-007] process 0 on {HOST} cannot listen on port {port}: Address already in use" in log_of(
         tmp_path, 0
     )
-    assert f"[RHI-RUN-007] process 0 did not come within {MEETING_LIMIT_S} s: process 1 on {HOST}" in said_by(
+    assert f"[RHI-RUN-007] process 0 did not come within {MEETING_LIMIT_S} s: process 1 on {HOST}" in log_of(
         tmp_path, 1
     )

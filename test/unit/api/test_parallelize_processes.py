@@ -28,14 +28,14 @@ from rhino.runtime.distributed.jax_job import deal_devices, team_of
 def test_two_processes_that_plan_differently_say_so(tmp_path: Path):
     assert launched(tmp_path, front_part.__file__, ("2", str(tmp_path)), ("2", str(tmp_path), "up=[{x}, {}]")) != [0, 0]
     for process in range(2):
-        before, _, after = (tmp_path / f"said-{process}").read_text().partition("error: ")
+        before, _, after = (tmp_path / f"log-{process}").read_text().partition("error: ")
         assert after.startswith("[RHI-JAX-008] process 1 has another plan of step than process 0\n  note: to fix: ")
         assert "Traceback" not in before
 
 
 def test_two_processes_train_as_one_device_does(tmp_path: Path):
     codes = launched(tmp_path, front_part.__file__, *[("2", str(tmp_path))] * 2)
-    assert codes == [0, 0], (tmp_path / "said-0").read_text() + (tmp_path / "said-1").read_text()
+    assert codes == [0, 0], (tmp_path / "log-0").read_text() + (tmp_path / "log-1").read_text()
     state, losses = front_part.init(jax.random.key(0)), []
     for number in range(4):
         state, loss = jax.jit(front_part.step)(state, front_part.host_batch(number), jax.random.key(number))
@@ -55,14 +55,14 @@ def test_two_processes_train_as_one_device_does(tmp_path: Path):
 def test_two_processes_split_host_arrays(tmp_path: Path):
     assert launched(tmp_path, budget_part.__file__, (), ()) == [0, 0]
     _, loss = jax.jit(budget_part.step)(budget_part.WEIGHTS, budget_part.BATCH)
-    for said in sorted(tmp_path.glob("said-*")):
+    for said in sorted(tmp_path.glob("log-*")):
         assert float(said.read_text().rpartition("loss ")[2]) == pytest.approx(float(loss))
 
 
 @pytest.mark.long
 def test_two_processes_refuse_a_step_that_is_over_the_budget_of_one(tmp_path: Path):
     assert launched(tmp_path, budget_part.__file__, (), ("100",)) == [0, 0]
-    said = [(tmp_path / f"said-{process}").read_text().partition("error: ")[2] for process in range(2)]
+    said = [(tmp_path / f"log-{process}").read_text().partition("error: ")[2] for process in range(2)]
     assert said[0] == said[1]
     assert said[0].startswith("[RHI-SOLVE-001] the compiled program of step takes")
 
@@ -91,7 +91,7 @@ def test_two_processes_train_in_stages_as_one_does(tmp_path: Path, model: str, p
         left, read = training.train(fast)
         expected[mesh] = {"read": np.array(read), **staged_part.here(left)}
     codes = launched(tmp_path, staged_part.__file__, *[(str(tmp_path), model, plans, end)] * 2)
-    said = [(tmp_path / f"said-{process}").read_text() for process in range(2)]
+    said = [(tmp_path / f"log-{process}").read_text() for process in range(2)]
     for mesh, wanted in expected.items():
         outs = [dict(np.load(tmp_path / f"out-{process}-{mesh}.npz")) for process in range(2)]
         assert outs[0].keys() & outs[1].keys() == {"read"}
@@ -121,7 +121,7 @@ def test_two_processes_train_in_stages_as_one_does(tmp_path: Path, model: str, p
 @pytest.mark.long
 def test_each_process_has_the_rows_of_its_layers(tmp_path: Path):
     codes = launched(tmp_path, scanned_part.__file__, *[(str(tmp_path),)] * 2)
-    assert codes == [0, 0], (tmp_path / "said-0").read_text() + (tmp_path / "said-1").read_text()
+    assert codes == [0, 0], (tmp_path / "log-0").read_text() + (tmp_path / "log-1").read_text()
     step, state, losses = jax.jit(scanned_steps.STEPS["dropped"]), scanned_steps.state(), []
     for _ in range(scanned_part.NUM_STEPS):
         state, (loss, _) = step(state, scanned_steps.batch())
@@ -160,7 +160,7 @@ def test_processes_train_in_ranks_as_one_device_does(tmp_path: Path, job: str):
         np.testing.assert_allclose(found, losses, rtol=1e-6)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), state, expected)
     codes = launched(tmp_path, spread_part.__file__, *[(str(tmp_path), job)] * len(devices))
-    assert codes == [0] * len(devices), [(tmp_path / f"said-{one}").read_text() for one in range(len(devices))]
+    assert codes == [0] * len(devices), [(tmp_path / f"log-{one}").read_text() for one in range(len(devices))]
     for name in plans:
         missing = {leaf: np.ones(array.shape, bool) for leaf, array in expected.items()}
         for process in range(len(devices)):

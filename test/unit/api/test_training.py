@@ -109,7 +109,7 @@ def test_a_process_reads_what_lies_on_its_devices(tmp_path: Path, kind: str, cou
     expected, _ = training_part.trained(kind)
     options = (str(tmp_path), str(count), kind)
     codes = launched(tmp_path, training_part.__file__, *[options] * count)
-    assert codes == [0] * count, [(tmp_path / f"said-{one}").read_text() for one in range(count)]
+    assert codes == [0] * count, [(tmp_path / f"log-{one}").read_text() for one in range(count)]
     every = []
     for process in range(count):
         with np.load(tmp_path / f"{process}.npz") as out:

@@ -1,4 +1,4 @@
-"""What stages are said to need and to take before their programs are there: by hand, and against the programs."""
+"""What stages are predicted to need and to take before their programs are there: by hand, and against the programs."""
 
 from dataclasses import replace
 
@@ -24,8 +24,8 @@ OFF = 0.08
 """By how much, relatively, the need of a rank may be off."""
 
 
-class Said(StageNeeds):
-    """Equal stages of which everything is said."""
+class Given(StageNeeds):
+    """Equal stages with every quantity given."""
 
     def __init__(self, stages):
         self.kept_bytes = (1000.0,) * stages
@@ -46,7 +46,7 @@ class Said(StageNeeds):
 
 
 def needs(name, stages, micro_batches, chunks=1):
-    return Said(stages).peak_bytes(make_order(name, Pipeline(stages, micro_batches, chunks)))
+    return Given(stages).peak_bytes(make_order(name, Pipeline(stages, micro_batches, chunks)))
 
 
 def test_what_is_held_of_each_micro_batch_and_the_most_that_a_program_needs_then():

@@ -57,4 +57,4 @@ def test_the_bound_is_below_every_difference_and_met_where_the_column_decides():
         bound_of(table).add_to(total, table)
     assert total[:, 0].tolist() == [0.0, 5.0, np.inf]  # in column 0, where row 0 is least
     assert total[:, 1].tolist() == [3.0, 0.0, np.inf]
-    assert not (total[:, 2] > -np.inf).any()  # nothing is said against a row that is illegal everywhere
+    assert not (total[:, 2] > -np.inf).any()  # a row that is illegal everywhere is not compared
