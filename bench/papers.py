@@ -48,7 +48,8 @@ from rhino.ir.cluster.mesh import mesh_of_shape
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.manual import bytecode
 from rhino.ir.units import format_bytes, format_seconds
-from rhino.passes.planner.evaluate import Evaluator, make_space
+from rhino.passes.planner.evaluate import Evaluator
+from rhino.passes.planner.search_space import make_space
 from rhino.passes.planner.setup import Setup, folded
 from rhino.passes.planner.workers import Workers
 from rhino.strategies.autotune import explore

@@ -28,7 +28,8 @@ from rhino.ir.mlir.reader import read_module
 from rhino.ir.units import format_seconds
 from rhino.passes.base import Remarks
 from rhino.passes.frontend.normalize import Normalize
-from rhino.passes.planner.evaluate import Evaluator, make_space
+from rhino.passes.planner.evaluate import Evaluator
+from rhino.passes.planner.search_space import make_space
 from rhino.passes.planner.setup import Setup, folded, in_own_types
 from rhino.strategies.autotune import explore
 from rhino.strategies.autotune.base import CutOff, Estimate, Found, Outcome, PlanConfig, Screening

@@ -19,7 +19,8 @@ from typing import Final
 from papers import Row, found, setup_of
 from report import Options, Question, key, option
 
-from rhino.passes.planner.evaluate import Evaluator, make_space
+from rhino.passes.planner.evaluate import Evaluator
+from rhino.passes.planner.search_space import make_space
 from rhino.strategies.autotune import DEFAULT, STRATEGIES, explore
 from rhino.strategies.autotune.base import CutOff, Outcome, PlanConfig, Space
 

@@ -24,10 +24,11 @@ from rhino.ir.units import fits_text, format_bytes
 from rhino.passes.planner.aot import NONE_FITS_FIX, none_fits_text
 from rhino.passes.planner.aot_parallel import Compiles
 from rhino.passes.planner.autotune_report import MadePlan, Report
-from rhino.passes.planner.evaluate import make_space, refusal
 from rhino.passes.planner.request import Decided, PlanRequest
+from rhino.passes.planner.search_space import make_space
 from rhino.passes.planner.setup import CONSTRAINTS, Setup, folded, in_own_types
 from rhino.passes.planner.staged_outcomes import pipeline_of
+from rhino.passes.planner.step_programs import refusal
 from rhino.passes.planner.workers import Workers
 from rhino.passes.sharding.planning_pass import to_fit
 from rhino.strategies.autotune import explore, is_open, reopen

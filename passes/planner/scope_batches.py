@@ -16,7 +16,7 @@ from rhino.ir.cluster.mesh import Mesh
 from rhino.ir.diagnostics import ExitCode, RhinoError
 from rhino.ir.plan.plan import Predicted
 from rhino.passes.planner.autotune import no_batch
-from rhino.passes.planner.evaluate import make_space
+from rhino.passes.planner.search_space import make_space
 from rhino.passes.planner.setup import Setup
 from rhino.strategies.autotune import explore
 from rhino.strategies.autotune.base import Estimate, Outcome, PlanConfig, Refused

@@ -32,6 +32,9 @@ _BY_NAME: Final = (*CONSTRAINTS, *BATCH, "pad")
 """Options that speak of tensors and ops by name, of which a step with fewer layers does not have all."""
 
 
+OFFLOAD_OPTION: Final = "offload"
+"""The option that leaves it to the choice of shardings what lies in host memory."""
+
 _AMP: Final = "amp"
 """The option that changes the types of a step before it is folded."""
 

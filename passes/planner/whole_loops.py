@@ -51,12 +51,12 @@ class WholeLoops:
     def about_s(self, config: PlanConfig, program: Program, ranks: Mapping[Target, float]) -> float:
         """Returns about what a configuration takes on any of some targets, as so many ranks [targets]."""
         if config not in self.busy_s:
-            self.busy_s[config] = inf
-            tried: list[Target] = []
+            busy_s, tried = inf, list[Target]()
             for target, num in ranks.items():
                 if any(least_time_ratio(target.model, one.model) >= 1 and ranks[one] >= num for one in tried):
                     continue  # nothing is faster there
                 tried.append(target)
                 search = Search(begin_choice(program, target).problem, self.limits)
-                self.busy_s[config] = min(self.busy_s[config], search.begin() / num)
+                busy_s = min(busy_s, search.begin() / num)
+            self.busy_s[config] = busy_s
         return self.with_idle(config, self.busy_s[config])

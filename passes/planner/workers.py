@@ -21,8 +21,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, TypeAlias
 
-from rhino.passes.planner.evaluate import MOST_OPS, Evaluator
+from rhino.passes.planner.evaluate import Evaluator
 from rhino.passes.planner.setup import Setup
+from rhino.passes.planner.step_programs import MOST_OPS
 from rhino.strategies.autotune.base import ROUND, Found, Look, Outcome, PlanConfig, Screening
 
 _SERVE: Final = """\
@@ -241,9 +242,9 @@ def serve(descriptor: int) -> None:
             evaluator, collected = Evaluator(*line.recv()), 0
             while True:
                 line.send(evaluator.answer(*line.recv()))
-                if evaluator.ops_read >= collected + COLLECTED:
+                if evaluator.steps.ops_read >= collected + COLLECTED:
                     gc.collect()  # what MLIR holds for modules that are gone
-                    collected = evaluator.ops_read
+                    collected = evaluator.steps.ops_read
         except (OSError, EOFError):
             return  # who asked is gone
 

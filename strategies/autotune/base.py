@@ -493,17 +493,22 @@ class Evaluations:
             waiting = self.not_implied([one for one in waiting if one not in self.known])
         return [self.known[one] for one in configs]
 
-    def promising_first(self, configs: Sequence[PlanConfig]) -> list[PlanConfig]:
-        """Returns configurations by about what they take, the fastest first; else in their order.
+    def promising_first(self, groups: Sequence[Sequence[PlanConfig]]) -> list[PlanConfig]:
+        """Returns a configuration of each group: that which takes about the least, and the fastest of these first.
 
-        Of those that take about the same the first has the fewest stages: those are planned in the least time.
+        Those that take about the same, or of which nobody knows, stay in their order. So a group of fewer stages, which
+        is planned in less time, comes before one of more.
         """
-        new = [one for one in configs if one not in self.looked]
+        new = [one for group in groups for one in group if one not in self.looked]
         if self.look is not None and new:
             self.looked.update(zip(new, self.look(new), strict=True))
-        seconds = {one: self.looked.get(one, 0.0) for one in configs}
-        least_s = min(seconds.values(), default=0.0)
-        return sorted(configs, key=lambda one: max(seconds[one], least_s * (1 + ABOUT)))
+
+        def in_order(configs: Sequence[PlanConfig]) -> list[PlanConfig]:
+            seconds = {one: self.looked.get(one) or inf for one in configs}
+            least_s = min(seconds.values(), default=inf)
+            return sorted(configs, key=lambda one: max(seconds[one], least_s * (1 + ABOUT)))
+
+        return in_order([in_order(group)[0] for group in groups])
 
     def not_implied(self, configs: Sequence[PlanConfig]) -> list[PlanConfig]:
         """Returns the configurations that remain after known results have cut off those no better than the best."""

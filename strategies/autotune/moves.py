@@ -113,18 +113,16 @@ def moves(space: Space, config: PlanConfig, lacking: Collection[Resource] = RESO
     ]
 
 
-def balanced(space: Space) -> list[PlanConfig]:
-    """Returns a configuration of each number of stages, its mesh as nearly square as there is.
+def balanced(space: Space) -> list[list[PlanConfig]]:
+    """Returns a configuration of each mesh of each number of stages [numbers of stages], the squarest mesh first.
 
-    A search that knows nothing begins there.
+    A search that knows nothing begins with the first of each.
     """
     return [
-        PlanConfig(
-            stages,
-            min(meshes, key=lambda mesh: (max(_two_axes(mesh)), mesh)),
-            space.micro_batches[space.seed(stages)],
-            min(space.remats),
-        )
+        [
+            PlanConfig(stages, mesh, space.micro_batches[space.seed(stages)], min(space.remats))
+            for mesh in sorted(meshes, key=lambda mesh: (max(_two_axes(mesh)), mesh))
+        ]
         for stages, meshes in sorted(space.meshes.items())
     ]
 

@@ -34,7 +34,8 @@ from rhino.passes.base import Remarks
 from rhino.passes.frontend.normalize import Normalize
 from rhino.passes.planner.aot_parallel import Compiles
 from rhino.passes.planner.autotune import Made, _End
-from rhino.passes.planner.evaluate import Evaluator, make_space
+from rhino.passes.planner.evaluate import Evaluator
+from rhino.passes.planner.search_space import make_space
 from rhino.passes.planner.setup import Setup
 from rhino.passes.planner.why import why_text
 from rhino.strategies import autotune as whole

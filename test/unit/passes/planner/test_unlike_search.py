@@ -18,7 +18,8 @@ from rhino.ir.mlir.manual import bytecode
 from rhino.ir.mlir.reader import read_module
 from rhino.passes.base import Remarks
 from rhino.passes.frontend.normalize import Normalize
-from rhino.passes.planner.evaluate import Evaluator, unlike_meshes
+from rhino.passes.planner.evaluate import Evaluator
+from rhino.passes.planner.search_space import unlike_meshes
 from rhino.passes.planner.setup import Setup
 from rhino.strategies.autotune.base import Estimate, Screening, on_meshes
 from rhino.tools import opt

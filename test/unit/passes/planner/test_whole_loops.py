@@ -13,7 +13,8 @@ from rhino.ir.mlir.manual import bytecode
 from rhino.ir.mlir.reader import read_module
 from rhino.passes.base import Remarks
 from rhino.passes.frontend.normalize import Normalize
-from rhino.passes.planner.evaluate import Evaluator, make_space
+from rhino.passes.planner.evaluate import Evaluator
+from rhino.passes.planner.search_space import make_space
 from rhino.passes.planner.setup import Setup
 from rhino.strategies.autotune.base import ABOUT, CutOff, Estimate, Evaluations, PlanConfig, Space
 
@@ -46,7 +47,7 @@ def test_what_is_about_too_slow_is_not_cut_in_pieces(evaluator: Evaluator):
     assert isinstance(found, CutOff)
     assert found.estimated_s == about_s
     assert found.bound_s < about_s
-    assert "step-3" not in evaluator.modules
+    assert "step-3" not in evaluator.steps.modules
     more = PlanConfig(3, (2,), 8)
     with evaluator.context:
         assert evaluator.about_s(more, about_s / 2) <= evaluator.about_s(more)
@@ -69,10 +70,20 @@ def test_unlike_ranks_are_looked_at_on_as_many_devices_as_can_be_told_apart(eval
 
 def test_promising_configurations_come_first_and_of_alike_ones_those_of_few_stages():
     seconds = {1: 9.0, 2: 4.0, 4: 3.03, 8: 3.0, 16: 3.01}
-    configs = [PlanConfig(stages, (1,), 32) for stages in seconds]
+    groups = [[PlanConfig(stages, (1,), 32)] for stages in seconds]
     trials = Evaluations(
         Space({}, (32,), 1.0), lambda _, __: [], look=lambda asked: [seconds[one.stages] for one in asked]
     )
-    assert [one.stages for one in trials.promising_first(configs)] == [4, 8, 16, 2, 1]
-    assert trials.looked[configs[0]] == 9.0
-    assert Evaluations(Space({}, (32,), inf), lambda _, __: []).promising_first(configs) == configs
+    assert [one.stages for one in trials.promising_first(groups)] == [4, 8, 16, 2, 1]
+    assert trials.looked[groups[0][0]] == 9.0
+    assert Evaluations(Space({}, (32,), inf), lambda _, __: []).promising_first(groups) == [one for (one,) in groups]
+
+
+def test_each_number_of_stages_is_begun_on_its_most_promising_mesh():
+    """What nobody knows comes behind what somebody knows, and of what takes about the same the squarest mesh."""
+    seconds = {(1, (4, 4)): 9.0, (1, (2, 8)): 5.0, (2, (2, 4)): 5.05, (2, (8,)): 5.0, (4, (2, 2)): 0.0, (4, (4,)): 7.0}
+    groups = [[PlanConfig(n, mesh, 32) for n, mesh in seconds if n == stages] for stages in (1, 2, 4)]
+    trials = Evaluations(
+        Space({}, (32,), 1.0), lambda _, __: [], look=lambda asked: [seconds[one.stages, one.mesh] for one in asked]
+    )
+    assert [one.mesh for one in trials.promising_first(groups)] == [(2, 8), (2, 4), (4,)]

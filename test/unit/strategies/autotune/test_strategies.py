@@ -255,7 +255,7 @@ def test_meshes_that_mean_the_same_are_one():
 @pytest.mark.parametrize("devices", MESHES)
 def test_primitives_lead_to_every_shape(devices: int):
     space = space_of(devices)
-    reached, waiting = set(balanced(space)[:1]), balanced(space)[:1]
+    reached, waiting = set(balanced(space)[0][:1]), balanced(space)[0][:1]
     while waiting:
         new = [one for one in moves(space, waiting.pop()) if one not in reached]
         reached.update(new)
