@@ -211,7 +211,9 @@ def best_placed(found: Sequence[Outcome]) -> Outcome:
     best, *rest = sorted(left, key=lambda one: (isinstance(one, CutOff), one.step_s))
     if isinstance(best, CutOff):
         plans = best_first([plan for one in left if isinstance(one, CutOff) for plan in one.plans])
-        return replace(best, bound_s=bound_s, free_bound_s=free_bound_s, plans=plans)
+        # A bound of one order alone is what the others are taken not to come below.
+        estimated_s = best.step_s if best.step_s > bound_s else 0.0
+        return replace(best, bound_s=bound_s, free_bound_s=free_bound_s, estimated_s=estimated_s, plans=plans)
     estimates = [best, *(one for one in rest if isinstance(one, Estimate))]
     others = [plan for one in estimates for plan in one.others]
     others += [replace(one, others=(), ahead=None) for one in estimates[1:]]

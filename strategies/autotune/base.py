@@ -485,7 +485,8 @@ class Evaluations:
             allowed = ready[: min(1 if begins else ROUND, self.left)]
             if not allowed:
                 raise SpentError
-            for outcome in self.evaluate(allowed, self.explored.best_s):
+            for found in self.evaluate(allowed, self.explored.best_s):
+                outcome = self.bounded(found)
                 self.known[outcome.config] = outcome
                 self.explored.outcomes.append(outcome)
                 self.explored.requested_by[outcome.config] = self.asker
@@ -510,13 +511,25 @@ class Evaluations:
 
         return in_order([in_order(group)[0] for group in groups])
 
+    def bounded(self, outcome: Outcome) -> Outcome:
+        """Returns an outcome with what others prove of it, which is more for what was cut off early."""
+        if not isinstance(outcome, CutOff):
+            return outcome
+        least_s = self.proven_s(outcome.config)
+        bound_s, free_bound_s = max(outcome.bound_s, least_s), max(outcome.free_bound_s, least_s)
+        return replace(outcome, bound_s=bound_s, free_bound_s=free_bound_s)
+
+    def proven_s(self, config: PlanConfig) -> float:
+        """Returns what known results prove of a configuration without regard to memory."""
+        known = (*self.known.values(), *self.relaxed)
+        return max((one.free_bound_s for one in known if bounds(one.config, config)), default=0.0)
+
     def not_implied(self, configs: Sequence[PlanConfig]) -> list[PlanConfig]:
         """Returns the configurations that remain after known results have cut off those no better than the best."""
         best_s, left = self.explored.best_s, []
         for config in configs:
-            proven = [one.free_bound_s for one in (*self.known.values(), *self.relaxed) if bounds(one.config, config)]
             arithmetic_s = self.arithmetic_s(config.remat)
-            bound_s = max([arithmetic_s, *proven])
+            bound_s = max(arithmetic_s, self.proven_s(config))
             if bound_s < best_s:
                 left.append(config)
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 
@@ -16,7 +17,8 @@ from rhino.passes.frontend.normalize import Normalize
 from rhino.passes.planner.evaluate import Evaluator
 from rhino.passes.planner.search_space import make_space
 from rhino.passes.planner.setup import Setup
-from rhino.strategies.autotune.base import ABOUT, CutOff, Estimate, Evaluations, PlanConfig, Space
+from rhino.passes.planner.staged_outcomes import best_placed
+from rhino.strategies.autotune.base import ABOUT, CutOff, Estimate, Evaluations, Explored, Outcome, PlanConfig, Space
 
 
 @pytest.fixture(scope="module")
@@ -87,3 +89,25 @@ def test_each_number_of_stages_is_begun_on_its_most_promising_mesh():
         Space({}, (32,), 1.0), lambda _, __: [], look=lambda asked: [seconds[one.stages, one.mesh] for one in asked]
     )
     assert [one.mesh for one in trials.promising_first(groups)] == [(2, 8), (2, 4), (4,)]
+
+
+def test_what_is_cut_off_by_a_look_keeps_what_others_of_its_mesh_prove():
+    known = PlanConfig(2, (4,), 8)
+
+    def evaluate(configs: Sequence[PlanConfig], _: float) -> list[Outcome]:
+        least_s = {known: 5.0}
+        return [CutOff(one, least_s.get(one, 1.0), least_s.get(one, 1.0), by_memory=False) for one in configs]
+
+    trials = Evaluations(Space({}, (4, 8, 16), 1.0), evaluate, lambda _: None, Explored(below_s=9.0))
+    trials.outcomes([known])
+    more, fewer, other = trials.outcomes([PlanConfig(2, (4,), 16), PlanConfig(2, (4,), 4), PlanConfig(2, (2, 2), 16)])
+    assert [one.bound_s for one in (more, fewer, other)] == [5.0, 1.0, 1.0]
+
+
+def test_an_order_of_devices_that_is_bound_to_be_slow_stays_so_beside_one_that_is_estimated_to_be():
+    """Devices in one order take 8 s at least, in the other about 9: neither is taken to come to the other's bound."""
+    config = PlanConfig(2, (4,), 8)
+    proven = CutOff(config, 8.0, 8.0, by_memory=False)
+    found = best_placed([proven, CutOff(config, 6.0, 6.0, by_memory=False, estimated_s=9.0)])
+    assert (found.bound_s, found.step_s) == (6.0, 8.0)
+    assert best_placed([proven, proven]) == proven
