@@ -90,11 +90,12 @@ _SHARES: Final = 3
 class StashShare:
     """The share of the activation stash that is not kept on devices, for the choice of shardings that was made.
 
-    `option` is that of `rhino-remat` which does so.
+    `option` is that of `rhino-remat` which does so. It was chosen on `mesh`.
     """
 
     option: str
     share: float
+    mesh: str
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ class ChooseLayouts(ChooseShardings):
         except DoesNotFitError as error:
             best = self.recomputed(before, remarks, error)
             swap(module, best.module)
-            remarks.record(StashShare("remat", best.share))
+            remarks.record(StashShare("remat", best.share, best.mesh))
             best.add_to(remarks)
 
     def recomputed(self, before: ir.Operation, remarks: Remarks, error: DoesNotFitError) -> _Tried:
@@ -138,7 +139,7 @@ class ChooseLayouts(ChooseShardings):
             note = f"with all that can be computed again for the backward pass: {best.error.what}"
             raise replace(error, notes=(*error.notes, note))
         # Which mesh is best hangs little on the share, and to look at all of them for each takes too long.
-        on_mesh = replace(self, mesh=str(best.choice.target.mesh)) if self.mesh == AUTO else self
+        on_mesh = replace(self, mesh=best.mesh) if self.mesh == AUTO else self
         low, high = 0.0, 1.0
         for _ in range(_SHARES):
             one = on_mesh.recomputed_at((low + high) / 2, before, remarks, best.step_s)
@@ -189,7 +190,7 @@ class ChooseLayouts(ChooseShardings):
             raise _refusal(tried)
         if best is not found:
             swap(module, best.module)
-            remarks.record(StashShare("host-share", best.share))
+            remarks.record(StashShare("host-share", best.share, best.mesh))
         best.add_to(remarks)
 
     def lay_out(self, module: ir.Operation, remarks: Remarks, cutoff_s: float = inf) -> float | None:
@@ -307,6 +308,12 @@ class _Tried:
         remarks.items += self.remarks.items
         for result in self.remarks.results.values():
             remarks.record(result)
+
+    @property
+    def mesh(self) -> str:
+        """The mesh of its choice, as an option names it."""
+        assert self.choice is not None, "it is asked of what was planned"
+        return str(self.choice.target.mesh)
 
     @property
     def fills_host(self) -> bool:

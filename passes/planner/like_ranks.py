@@ -177,8 +177,8 @@ class LikeRanks:
         if isinstance(free, Unsolved):
             return Refused(config, "no choice of shardings was found", by_memory=False)
         # Of several ranks rows decide, which count the micro-batches in flight.
-        most_s, is_one = cutoff_s * ranks, config.stages == 1
-        answer = heard(fit(search, budget, free, peak_of(choice), most_s) if is_one else search.within(budget, free))
+        is_one = config.stages == 1
+        answer = heard(fit(search, budget, free, peak_of(choice)) if is_one else search.within(budget, free))
         if not isinstance(answer, Answer):
             if isinstance(answer, Unsolved) and answer.bound / ranks >= cutoff_s:
                 return CutOff(config, answer.bound / ranks, free_s, by_memory=True)

@@ -6,6 +6,7 @@ What the caller leaves open is every possibility; what cannot pay, or would seld
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 import numpy as np
@@ -14,12 +15,13 @@ from rhino.ir.cluster.cluster import Cluster, load_cluster, takes_three_axes
 from rhino.ir.cluster.groups import num_units
 from rhino.ir.cluster.mesh import mesh_of_shape
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.graph.graph import Graph
+from rhino.ir.graph.graph import BARRIER, Graph
 from rhino.ir.mlir.bindings import ir, make_context
-from rhino.ir.mlir.reader import entry_function
+from rhino.ir.mlir.reader import entry_function, walk
 from rhino.ir.program.program import read_program
 from rhino.passes.base import Remarks
 from rhino.passes.pipeline.micro_batch import BATCH, batch_size
+from rhino.passes.pipeline.rematerialize import Rematerialize, Unkept
 from rhino.passes.pipeline.split_scans import find_layers
 from rhino.passes.planner.setup import OFFLOAD_OPTION, Setup
 from rhino.passes.registry import before_choice
@@ -89,7 +91,19 @@ def make_space(
         unlike=(unlike,) if unlike and numbers[-1] > 1 else (),
         rank_shapes=unlike_meshes(cluster),
         unlike_stages=tuple([count for count in unlike_stages if 1 < count < cluster.num_devices]),
+        is_recomputed=_is_recomputed(module.operation, setup),
     )
+
+
+def _is_recomputed(module: ir.Operation, setup: Setup) -> bool:
+    """Says whether a step in one stage has nothing left to recompute, as one with all layers under `jax.checkpoint`."""
+    if all(op.name != BARRIER for op in walk(entry_function(module).operation)):
+        return False
+    copy, remarks = module.clone(), Remarks(setup.file)
+    with suppress(RhinoError):  # which planning tells
+        Rematerialize(cluster=setup.cluster).run(copy, remarks)
+    found = remarks.find(Unkept)
+    return found is not None and not found.num_repeated
 
 
 def _most_stages(graph: Graph, layers: int, num_devices: int) -> int:

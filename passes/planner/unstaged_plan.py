@@ -42,7 +42,7 @@ from rhino.passes.sharding.annotations import (
 )
 from rhino.passes.sharding.choose_shardings import ChooseShardings, ShardingChoice
 from rhino.passes.sharding.pack_collectives import write_packing
-from rhino.passes.sharding.planning_pass import rank_target, write_mesh
+from rhino.passes.sharding.planning_pass import AUTO, rank_target, write_mesh
 from rhino.passes.textual_pipelines import build_pass_manager
 from rhino.strategies.cost.buckets import packing_of
 from rhino.strategies.solver.answer import Answer
@@ -103,7 +103,9 @@ def search(
         swap(module.operation, ir.Module.parse(written, module.context).operation)
         remarks.items.clear()
         remarks.results.clear()
-        return search(module, name, {**options, unkept.option: f"{unkept.share:g}"}, remarks, unsplit)
+        on_mesh = {"mesh": unkept.mesh} if options.get("mesh") == AUTO else {}  # which is chosen already
+        share = {unkept.option: f"{unkept.share:g}"}
+        return search(module, name, {**options, **on_mesh, **share}, remarks, unsplit)
     chosen = remarks.result(ShardingChoice)
     layout = remarks.find(LayoutChoice)
     answer, costs = chosen.answer, plan_costs(chosen)

@@ -208,14 +208,16 @@ class _Alleviation:
         """Returns what a configuration is taken not to fall below.
 
         A bound without regard to memory holds with more micro-batches and with more recomputed, too. Where only
-        configurations of more micro-batches were seen, that of the fewest is taken, as `rhino` does for a family.
+        pipelines of more micro-batches were seen, that of the fewest is taken, as `rhino` does for a family: with fewer
+        ranks wait longer. In one stage nobody waits, and fewer send less.
         """
         alike = [one for other, one in self.seen.items() if (other.stages, other.mesh) == (config.stages, config.mesh)]
         known = sorted(
             (one.config.micro_batches, one.free_bound_s) for one in alike if one.config.remat <= config.remat
         )
         fewer = [bound_s for number, bound_s in known if number <= config.micro_batches]
-        return max(fewer or [bound_s for _, bound_s in known[:1]], default=self.trials.space.least_s)
+        more = [bound_s for _, bound_s in known[:1]] if config.stages > 1 else []
+        return max(fewer or more, default=self.trials.space.least_s)
 
     def family(self, config: PlanConfig) -> list[Outcome]:
         """Returns what was seen that differs in micro-batches alone."""
@@ -233,7 +235,7 @@ class _Alleviation:
                 if tried is None:
                     break
                 best, place = tried, place + step
-        for edge in _neighbours(best, self.trials.space.remats):
+        for edge in _neighbours(best, self.trials.space.remats_of(best.config.stages)):
             for _ in range(BISECTIONS):
                 remat = (best.config.remat + edge) / 2
                 tried = self.better(best, replace(best.config, remat=remat))

@@ -276,7 +276,8 @@ class Space:
     `passing_bytes` more at its peak. `has_kin` says that ranks may have other meshes than those, too; those of the
     numbers of stages in `three_axes` also of three axes. `replicas` are the meshes of a rank by number of replicas, and
     `unlike` ranks of unlike meshes that were asked for, each the meshes of all ranks. Where nobody asked for any, as
-    many ranks as `unlike_stages` says may have any of `rank_shapes`.
+    many ranks as `unlike_stages` says may have any of `rank_shapes`. `is_recomputed` says that the step recomputes all
+    that it can as it is: in one stage, whatever share is asked for, it is the same step.
     """
 
     meshes: dict[int, tuple[tuple[int, ...], ...]]
@@ -294,6 +295,11 @@ class Space:
     unlike: tuple[tuple[tuple[int, ...], ...], ...] = ()
     rank_shapes: tuple[tuple[int, ...], ...] = ()
     unlike_stages: tuple[int, ...] = ()
+    is_recomputed: bool = False
+
+    def remats_of(self, stages: int) -> tuple[float, ...]:
+        """Returns the shares that configurations of so many stages may recompute, ascending."""
+        return self.remats[:1] if self.is_recomputed and stages == 1 else self.remats
 
     def kin(self, config: PlanConfig) -> list[PlanConfig]:
         """Returns the configurations with a rank's devices on the meshes next to its own; none unless `has_kin`.

@@ -72,7 +72,7 @@ def _in_one_part(trials: Evaluations) -> None:
     space = trials.space
     meshes = space.meshes.get(1, ())
     kin = tuple(dict.fromkeys(one.mesh for mesh in meshes for one in space.kin(PlanConfig(1, mesh, 1))))
-    for remat in space.remats if space.micro_batches[0] == 1 and space.may_hold(1, 1, 1.0) else ():
+    for remat in space.remats_of(1) if space.micro_batches[0] == 1 and space.may_hold(1, 1, 1.0) else ():
         for tried in (meshes, kin):
             if not trials.explored.ranked:
                 trials.outcomes([PlanConfig(1, mesh, 1, remat) for mesh in tried])

@@ -171,7 +171,7 @@ class _Walk:
 
     def every_family(self) -> Iterator[_Family]:
         for ranks in self.ranks:
-            for remat in self.space.remats:
+            for remat in self.space.remats_of(ranks.stages):
                 seed = self.space.seed(ranks.num_ranks, remat)
                 config = replace(ranks, remat=remat)
                 yield _Family(config, self.space.least_s, seed, is_open=remat == min(self.space.remats))
@@ -223,7 +223,7 @@ class _Walk:
 
     def recompute_more(self, family: _Family) -> None:
         """Opens the family that recomputes the next larger share."""
-        larger = [remat for remat in self.space.remats if remat > family.config.remat]
+        larger = [remat for remat in self.space.remats_of(family.config.stages) if remat > family.config.remat]
         if larger:
             one = family.config
             other = self.families[replace(one, micro_batches=0, remat=min(larger))]

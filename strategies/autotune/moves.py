@@ -75,14 +75,14 @@ def _more_micro_batches(space: Space, config: PlanConfig) -> Iterator[PlanConfig
 
 def recompute_more(space: Space, config: PlanConfig) -> Iterator[PlanConfig]:
     """Returns the configuration that recomputes the next larger share."""
-    larger = [remat for remat in space.remats if remat > config.remat]
+    larger = [remat for remat in space.remats_of(config.stages) if remat > config.remat]
     if larger:
         yield PlanConfig(config.stages, config.mesh, config.micro_batches, min(larger))
 
 
 def recompute_less(space: Space, config: PlanConfig) -> Iterator[PlanConfig]:
     """Returns the configuration that recomputes the next smaller share."""
-    smaller = [remat for remat in space.remats if remat < config.remat]
+    smaller = [remat for remat in space.remats_of(config.stages) if remat < config.remat]
     if smaller:
         yield PlanConfig(config.stages, config.mesh, config.micro_batches, max(smaller))
 
@@ -141,13 +141,14 @@ def _restaged(space: Space, config: PlanConfig, stages: int) -> Iterator[PlanCon
     outer, inner = _two_axes(config.mesh)
     meshes = space.meshes[stages]
     grown, shrunk = max(1, config.stages // stages), max(1, stages // config.stages)
+    remat = min(config.remat, max(space.remats_of(stages)))
     wanted = [(outer * grown // shrunk, inner)] * (outer * grown >= shrunk) + [(outer, inner * grown // shrunk)] * (
         inner * grown >= shrunk
     )
     for mesh in dict.fromkeys(_nearest(meshes, one) for one in wanted or [(outer, inner)]):
-        for number in dict.fromkeys((config.micro_batches, space.micro_batches[space.seed(stages, config.remat)])):
+        for number in dict.fromkeys((config.micro_batches, space.micro_batches[space.seed(stages, remat)])):
             if is_legal(stages, number):
-                yield PlanConfig(stages, mesh, number, config.remat)
+                yield PlanConfig(stages, mesh, number, remat)
 
 
 def _next_stages(space: Space, stages: int, *, up: bool) -> list[int]:

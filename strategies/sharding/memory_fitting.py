@@ -100,10 +100,10 @@ def find_fitting(
     return fit(search, budget_bytes, make_answer(search.problem, free.states, free.bound, free.method), peak_of)
 
 
-def fit(search: Search, budget_bytes: float | None, free: Outcome, peak_of: PeakOf, cutoff_s: float = inf) -> Outcome:
+def fit(search: Search, budget_bytes: float | None, free: Outcome, peak_of: PeakOf) -> Outcome:
     """Returns the best choice found that fits, from the best without a budget (`free`), which `search` has found.
 
-    Where the search ends as nothing takes less than `cutoff_s`, nothing within lower limits does.
+    Where the search ends as nothing takes less than its cutoff, nothing within lower limits does.
     """
     if not isinstance(free, Answer):
         return free
@@ -113,7 +113,7 @@ def fit(search: Search, budget_bytes: float | None, free: Outcome, peak_of: Peak
         return best
     share = best.peak_bytes / free.peak_bytes
     limits = RowLimits.below(free.peak_bytes, best.peak_bytes, budget_bytes)
-    fitting = _Fitting(search, budget_bytes, free, programs, limits, share, cutoff_s)
+    fitting = _Fitting(search, budget_bytes, free, programs, limits, share)
     fitting.bounds.append((inf, free.bound))
     while fitting.goes_on():
         pass
@@ -137,7 +137,6 @@ class _Fitting:
     programs: Programs
     limits: RowLimits
     share: float
-    cutoff_s: float
     answer: Answer | None = None
     refused: Infeasible | Unsolved | None = None
     bounds: list[tuple[float, float]] = field(default_factory=list)
@@ -187,18 +186,22 @@ class _Fitting:
     def refuse(self, limit: float, found: Infeasible | Unsolved) -> bool:
         """Takes up a refusal; says whether another limit may do."""
         self.refused = self.refused or found
-        if isinstance(found, Unsolved) and found.bound < self.cutoff_s:
+        if isinstance(found, Unsolved) and not self.is_too_slow(found):
             self.limits.lower(limit, _WIDER)
             return True
         least = max(limit, found.peak_bytes or 0.0)
         self.limits.bar(least)
         return least < self.limits.widest
 
+    def is_too_slow(self, found: Infeasible | Unsolved | None) -> bool:
+        """Says whether it is a refusal as nothing is fast enough to be asked for."""
+        return isinstance(found, Unsolved) and found.bound >= self.search.limits.cutoff
+
     def finish(self) -> None:
         """Looks for a better answer, or for one at all, by the programs of what searches have found."""
         if self.answer is not None and self.answer.is_interrupted:
             return
-        if self.answer is None and isinstance(self.refused, Unsolved) and self.refused.bound >= self.cutoff_s:
+        if self.answer is None and self.is_too_slow(self.refused):
             return
         try:
             self.look_wider()

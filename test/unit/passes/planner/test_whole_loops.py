@@ -18,16 +18,21 @@ from rhino.passes.planner.evaluate import Evaluator
 from rhino.passes.planner.search_space import make_space
 from rhino.passes.planner.setup import Setup
 from rhino.passes.planner.staged_outcomes import best_placed
+from rhino.passes.planner.step_programs import StepPrograms
 from rhino.strategies.autotune.base import ABOUT, CutOff, Estimate, Evaluations, Explored, Outcome, PlanConfig, Space
+
+
+def setup_of(name: str) -> Setup:
+    context = make_context()
+    module = read_module(text(STEPS[name]), "scanned", context)
+    with context, ir.Location.unknown():
+        Normalize().run(module.operation, Remarks())
+    return Setup(bytecode(module), "scanned", "cpu8", 2.0**31, {})
 
 
 @pytest.fixture(scope="module")
 def evaluator() -> Evaluator:
-    context = make_context()
-    module = read_module(text(STEPS["plain"]), "scanned", context)
-    with context, ir.Location.unknown():
-        Normalize().run(module.operation, Remarks())
-    return Evaluator(Setup(bytecode(module), "scanned", "cpu8", 2.0**31, {}))
+    return Evaluator(setup_of("plain"))
 
 
 def test_pipelines_take_no_less_than_whole_loops_say(evaluator: Evaluator):
@@ -111,3 +116,21 @@ def test_an_order_of_devices_that_is_bound_to_be_slow_stays_so_beside_one_that_i
     found = best_placed([proven, CutOff(config, 6.0, 6.0, by_memory=False, estimated_s=9.0)])
     assert (found.bound_s, found.step_s) == (6.0, 8.0)
     assert best_placed([proven, proven]) == proven
+
+
+def test_a_step_that_recomputes_all_it_can_is_looked_at_with_one_share():
+    """In one stage: pieces of a loop in stages may run again, each right before its own backward pass."""
+    setup = setup_of("checkpointed")
+    space, steps = make_space(setup), StepPrograms(setup)
+    assert space.remats_of(1) == space.remats[:1]
+    assert space.remats_of(2) == space.remats
+    alone, staged = (
+        {str(steps.prepared(PlanConfig(stages, (2,), 4, remat))) for remat in space.remats} for stages in (1, 2)
+    )
+    assert len(alone) == 1
+    assert len(staged) > 1
+
+
+def test_a_step_that_keeps_something_is_looked_at_with_every_share(evaluator: Evaluator):
+    space = make_space(evaluator.setup)
+    assert space.remats_of(1) == space.remats

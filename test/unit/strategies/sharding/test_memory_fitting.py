@@ -98,7 +98,8 @@ def test_a_lower_limit_is_tried_where_steps_are_spent():
 def test_no_lower_limit_is_tried_where_what_stays_within_one_is_too_slow():
     search, asked = Rows(SECOND), []
     search.within = lambda limit, free: asked.append(limit) or Unsolved(1.5)
-    assert fit(search, 75, FREE, lambda states: PEAKS[int(states[0])], cutoff_s=1.5) == Unsolved(1.5)
+    search.limits = Limits(cutoff=1.5)
+    assert fit(search, 75, FREE, lambda states: PEAKS[int(states[0])]) == Unsolved(1.5)
     assert asked == pytest.approx([150, 150 * 1.125])
 
 
