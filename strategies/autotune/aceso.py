@@ -225,7 +225,7 @@ class _Alleviation:
 
     def tune(self, best: Estimate) -> None:
         """Tries the best configuration's kin, and what lies between the steps that primitives take."""
-        for kin in self.trials.space.kin(best.config):
+        for kin in self.trials.promising(self.trials.space.kin(best.config)):
             best = self.better(best, kin) or best
         numbers = sorted({*self.trials.space.micro_batches, *self.trials.space.finer})
         for step in (1, -1):

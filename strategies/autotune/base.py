@@ -27,6 +27,9 @@ SEED: Final = 4
 BINDS: Final = 0.005
 """Relative: by how much memory must slow a configuration down for recomputation to be looked at."""
 
+PAYS: Final = 0.005
+"""Relative: what more micro-batches must save to be worth another look, and other meshes, where a look tells."""
+
 MOST: Final = 64
 """Configurations that a strategy evaluates at most, by default."""
 
@@ -506,9 +509,7 @@ class Evaluations:
         Those that take about the same, or of which nobody knows, stay in their order. So a group of fewer stages, which
         is planned in less time, comes before one of more.
         """
-        new = [one for group in groups for one in group if one not in self.looked]
-        if self.look is not None and new:
-            self.looked.update(zip(new, self.look(new), strict=True))
+        self.look_at([one for group in groups for one in group])
 
         def in_order(configs: Sequence[PlanConfig]) -> list[PlanConfig]:
             seconds = {one: self.looked.get(one) or inf for one in configs}
@@ -516,6 +517,18 @@ class Evaluations:
             return sorted(configs, key=lambda one: max(seconds[one], least_s * (1 + ABOUT)))
 
         return in_order([in_order(group)[0] for group in groups])
+
+    def promising(self, configs: Sequence[PlanConfig]) -> list[PlanConfig]:
+        """Returns the configurations that may take so much less than the best that it pays, and those nobody knows."""
+        self.look_at(configs)
+        most_s = self.explored.best_s * (1 - PAYS)
+        return [one for one in configs if self.looked.get(one, 0.0) * (1 - ABOUT * (one.stages > 1)) < most_s]
+
+    def look_at(self, configs: Sequence[PlanConfig]) -> None:
+        """Finds out about what configurations take, where that is told and not known yet."""
+        new = [one for one in configs if one not in self.looked]
+        if self.look is not None and new:
+            self.looked.update(zip(new, self.look(new), strict=True))
 
     def bounded(self, outcome: Outcome) -> Outcome:
         """Returns an outcome with what others prove of it, which is more for what was cut off early."""

@@ -8,7 +8,7 @@ fewer configurations than that in all.
 
 *Kin* of a configuration has a rank's devices in one row, its axes the other way round, or on three axes. That seldom
 changes much, so families of kin are walked only where the best configuration of as many stages comes near the best of
-all, and those of kin's kin where kin is better.
+all and a look, where it tells, says that it may pay; and those of kin's kin where kin is better.
 """
 
 from __future__ import annotations
@@ -101,8 +101,9 @@ def _kin(trials: Evaluations, walked: set[PlanConfig]) -> dict[int, tuple[tuple[
     ]
     found: dict[int, tuple[tuple[int, ...], ...]] = {}
     for config in near:
-        fresh = [replace(kin, micro_batches=0, remat=0.0) for kin in trials.space.kin(config)]
-        if meshes := tuple([kin.mesh for kin in fresh if kin not in walked]):
+        every = {replace(kin, micro_batches=0, remat=0.0): kin for kin in trials.space.kin(config)}
+        new = [kin for one, kin in every.items() if one not in walked]
+        if meshes := tuple([kin.mesh for kin in trials.promising(new)]):
             found[config.stages] = meshes
-        walked.update(fresh)
+        walked.update(every)
     return found

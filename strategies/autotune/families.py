@@ -24,6 +24,7 @@ from math import inf
 from typing import Final, TypeGuard
 
 from rhino.strategies.autotune.base import (
+    PAYS,
     ROUND,
     CutOff,
     Estimate,
@@ -36,10 +37,6 @@ from rhino.strategies.autotune.base import (
     bound_by_memory,
     on_meshes,
 )
-
-PAYS: Final = 0.005
-"""Relative: what more micro-batches must save to be worth another look."""
-
 
 NEAR: Final = 1.05
 """Times the best step up to which families beside those of the space are walked: those of kin, and of unlike ranks.

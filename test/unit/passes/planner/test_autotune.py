@@ -40,6 +40,7 @@ from rhino.passes.planner.setup import Setup
 from rhino.passes.planner.why import why_text
 from rhino.strategies import autotune as whole
 from rhino.strategies.autotune.base import (
+    PAYS,
     ROUND,
     CutOff,
     Estimate,
@@ -51,7 +52,6 @@ from rhino.strategies.autotune.base import (
     Space,
     bounds,
 )
-from rhino.strategies.autotune.families import PAYS
 from rhino.strategies.pipeline.schedules import SCHEDULES, make_order
 from rhino.strategies.pipeline.schedules.base import Pipeline
 from rhino.strategies.pipeline.step_time import StageTimes, StageTransfer, step_seconds

@@ -134,3 +134,17 @@ def test_a_step_that_recomputes_all_it_can_is_looked_at_with_one_share():
 def test_a_step_that_keeps_something_is_looked_at_with_every_share(evaluator: Evaluator):
     space = make_space(evaluator.setup)
     assert space.remats_of(1) == space.remats
+
+
+def test_other_meshes_are_looked_at_where_a_look_tells_that_they_may_pay():
+    """The best takes 100 s: 99.7 s in one stage do not pay, in stages what is about that may be 2 % less."""
+    seconds = {(1, (8,)): 99.7, (1, (2, 4)): 99.0, (2, (4,)): 101.0, (2, (2, 2)): 102.0, (4, (2,)): 0.0}
+    configs = [PlanConfig(stages, mesh, 4) for stages, mesh in seconds]
+    trials = Evaluations(
+        Space({}, (4,), 1.0),
+        lambda _, __: [],
+        explored=Explored(below_s=100.0),
+        look=lambda asked: [seconds[one.stages, one.mesh] for one in asked],
+    )
+    assert [(one.stages, one.mesh) for one in trials.promising(configs)] == [(1, (2, 4)), (2, (4,)), (4, (2,))]
+    assert Evaluations(Space({}, (4,), 1.0), lambda _, __: []).promising(configs) == configs
