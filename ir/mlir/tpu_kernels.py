@@ -10,7 +10,8 @@ from __future__ import annotations
 import base64
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -131,30 +132,51 @@ def written(kernel: Kernel, bounds: Sequence[int], scalars: Sequence[tuple[int, 
 
     Costs that its author has given are scaled with the grid.
     """
-    again = _decoded(kernel.config)
-    assert again is not None
-    with again.module.context, ir.Location.unknown():
+    with decoded(kernel) as again:
         again.body.attributes[_BOUNDS] = ir.DenseI64ArrayAttr.get(list(bounds))
-        for function in (again.body, *(window.place for window in again.windows if window is not None)):
-            _retype(function, len(bounds), scalars)
-        version = ir.IntegerAttr(again.module.operation.attributes[_VERSION]).value
-        run_pipeline(again.module, f"mosaic-serde{{serialize=true target-version={version}}}")
-        code = io.BytesIO()
-        again.module.operation.write_bytecode(code, desired_version=0)
-    config = json.loads(json.dumps(kernel.config))
+        for function in functions_of(again):
+            for argument, shape in zip(_arguments(function)[len(bounds) :], scalars, strict=False):
+                old = ir.MemRefType(argument.type)
+                argument.set_type(ir.MemRefType.get(list(shape), old.element_type, memory_space=old.memory_space))
+            retype(function)
+        config = encoded(again)
     call = config[_CALL]
-    call["body"] = base64.b64encode(code.getvalue()).decode()
     if _COST in call:
         call[_COST] = {key: value * prod(bounds) // prod(kernel.bounds) for key, value in call[_COST].items()}
     return json.dumps(config)
 
 
-def _retype(function: ir.Operation, first: int, shapes: Sequence[tuple[int, ...]]) -> None:
-    """Gives the arguments of `function` that follow the first these shapes."""
-    block = function.regions[0].blocks[0]
-    for argument, shape in zip(list(block.arguments)[first:], shapes, strict=False):
-        old = ir.MemRefType(argument.type)
-        argument.set_type(ir.MemRefType.get(list(shape), old.element_type, memory_space=old.memory_space))
+@contextmanager
+def decoded(kernel: Kernel) -> Iterator[Kernel]:
+    """Gives a copy of a kernel, to be changed, in whose context ops can be made."""
+    again = _decoded(kernel.config)
+    assert again is not None
+    with again.module.context, ir.Location.unknown():
+        yield again
+
+
+def functions_of(kernel: Kernel) -> list[ir.Operation]:
+    """Returns the function of a kernel, then those that place its windows."""
+    return [kernel.body, *(window.place for window in kernel.windows if window is not None)]
+
+
+def encoded(kernel: Kernel) -> dict[str, Any]:
+    """Returns the configuration of a call of a kernel whose module was changed, which then cannot be read any more."""
+    version = ir.IntegerAttr(kernel.module.operation.attributes[_VERSION]).value
+    run_pipeline(kernel.module, f"mosaic-serde{{serialize=true target-version={version}}}")
+    code = io.BytesIO()
+    kernel.module.operation.write_bytecode(code, desired_version=0)
+    config: dict[str, Any] = json.loads(json.dumps(kernel.config))
+    config[_CALL]["body"] = base64.b64encode(code.getvalue()).decode()
+    return config
+
+
+def retype(function: ir.Operation) -> None:
+    """Gives a function the type of its arguments."""
     kind = ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value)
-    types = [argument.type for argument in block.arguments]
+    types = [argument.type for argument in _arguments(function)]
     function.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(types, kind.results))
+
+
+def _arguments(function: ir.Operation) -> list[Any]:
+    return list(function.regions[0].blocks[0].arguments)

@@ -21,12 +21,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from rhino.ir.calls.known_calls import fit_call, note_call
+from rhino.ir.calls.known_calls import fit_call, give_place, note_call, places_of
 from rhino.ir.cluster.mesh import Mesh
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.graph.graph import BARRIER, WHILE, YIELD, Graph
 from rhino.ir.graph.rules import RULE
-from rhino.ir.graph.spec import REPLICATED, Spec, entry, partial_axes, split_dim, unpack, without_partial
+from rhino.ir.graph.spec import (
+    REPLICATED,
+    Spec,
+    entry,
+    pack,
+    partial_axes,
+    split,
+    split_axes,
+    split_dim,
+    unpack,
+    without_partial,
+)
 from rhino.ir.mlir.bindings import ir, passmanager, sdy, stablehlo
 from rhino.ir.mlir.fixed_region import MANUAL, SetAside, put_back, set_aside
 from rhino.ir.mlir.locations import place_of
@@ -246,6 +257,8 @@ class _Inserter:
                 self.prepare(op, state)
             if op.name in _CHECKED:
                 self.hide_padding(op, state)
+            if op.name == CUSTOM_CALL:
+                op = self.give_places(op, state)
             self.store(number, op)
         for position, (value, wanted) in enumerate(zip(graph.returns, plan.returned, strict=True)):
             if plan.specs[value] != wanted:
@@ -294,6 +307,21 @@ class _Inserter:
 
         dims = map(split_dim, unpack(state.operand_specs[0], len(self.axes)))
         prepare(op, [dim for dim in dims if dim is not None], annotate)
+
+    def give_places(self, op: ir.Operation, state: State) -> ir.Operation:
+        """Returns a call that knows which part of the whole it is, wherever it asks for that and is split."""
+        for place in places_of(op) if any(map(split_axes, state.result_specs)) else ():
+            entries = unpack(state.result_specs[place.result], len(self.axes))
+            own = pack(split(0) if split_dim(one) == place.dim else REPLICATED for one in entries)
+            if own == REPLICATED:
+                continue
+            numbers = ir.RankedTensorType.get([place.size], ir.IntegerType.get_signless(32, op.context))
+            with ir.InsertionPoint(op), op.location:
+                table = stablehlo.IotaOp(numbers, 0)
+                table.attributes[SHARDING] = per_value_attribute([self.sharding(table.result, REPLICATED)])
+                op = give_place(op, place, self.move(table.result, REPLICATED, own))
+            del op.attributes[RULE]  # of the call without the table
+        return op
 
     def hide_padding(self, op: ir.Operation, state: State) -> None:
         """Puts a reshape of nothing between what pads and an op whose parts are summed; `_finish` takes it out.

@@ -16,12 +16,17 @@ from jax.experimental.pallas.ops.tpu.megablox import gmm
 from jax.experimental.pallas.ops.tpu.paged_attention import paged_attention
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+from tpu_kernels_on_numpy import on_numpy
 
+from rhino.ir.calls.tpu_places import asked_places, read_place
 from rhino.ir.calls.tpu_rules import fit_kernel, kernel_rule
 from rhino.ir.graph.rules import Rule, parse_rule
-from rhino.ir.mlir.bindings import ir, make_context
-from rhino.ir.mlir.reader import walk
+from rhino.ir.mlir.bindings import ir, make_context, stablehlo
+from rhino.ir.mlir.reader import entry_function, maker_of, walk
 from rhino.ir.mlir.tpu_kernels import is_kernel, read_kernel
+from rhino.passes.frontend.inline import inline_calls
+
+long = pytest.mark.long
 
 
 def shape(*dims, dtype=jnp.bfloat16):
@@ -30,7 +35,11 @@ def shape(*dims, dtype=jnp.bfloat16):
 
 def lowered(fn, *arguments):
     """The calls of kernels in a function for a TPU, and the module, which has to live as long."""
-    text = jax.jit(fn).trace(*arguments).lower(lowering_platforms=("tpu",)).as_text()
+    return parsed(jax.jit(fn).trace(*arguments).lower(lowering_platforms=("tpu",)).as_text())
+
+
+def parsed(text):
+    """The calls of kernels in a module, and the module, which has to live as long."""
     module = ir.Module.parse(text, make_context())
     return module, [op for op in walk(module.operation) if is_kernel(op)]
 
@@ -267,13 +276,66 @@ def drawn(seed):
     return bounds, call, [table, *(of(name, None, bounds) for name in places)]
 
 
-@pytest.mark.parametrize("seeds", [range(12), pytest.param(range(12, 60), marks=pytest.mark.long)], ids=["few", "many"])
+def in_parts(op, factor, part):
+    """The call that gives a part of the results along a factor; the dim of each operand and result along it.
+
+    Where the kernel asks for its place, the first operand behind its scalars is one more, of places.
+    """
+    rule = rule_of(op)
+    asked = [
+        place for place in asked_places(op) if rule.results[place.result][place.dim][:1] == (factor,) and place.size > 1
+    ]
+    sides = (*rule.operands, *rule.results)
+    dims = [next((n for n, dim in enumerate(one) if factor in dim), None) for one in sides]
+    for place in asked:
+        dims.insert(read_kernel(op).num_scalars, 0)
+        with op.context, op.location, ir.InsertionPoint(op):
+            numbers = ir.RankedTensorType.get([place.size], ir.IntegerType.get_signless(32))
+            op = read_place(op, place.grid, stablehlo.IotaOp(numbers, 0).result)
+    types = [_part_type(kind, dim, part) for kind, dim in zip(types_of(op), dims, strict=True)]
+    holder, made = on_types(op, types)
+    fit_kernel(made)
+    return (holder, op, made), dims, [place.size for place in asked]
+
+
+def check_parts(lower, arrays, seed, *, only=()):
+    """Compares parts of what a kernel gives with the kernel on parts; returns how often, and how often it asked."""
+    split = placed = 0
+    _module, op = lower()
+    rule = rule_of(op)
+    whole = on_numpy(op, arrays)
+    for factor in sorted(free(rule)):
+        moved = [number for number, dims in enumerate(rule.results) for dim in dims if factor in dim]
+        if rule.sizes[factor] < 2 or not moved:
+            continue
+        part = next(n for n in (2, 3) if rule.sizes[factor] % n == 0)
+        _fresh, call = lower()
+        scalars, bounds = read_kernel(call).num_scalars, read_kernel(call).bounds
+        (_holder, _op, made), dims, sizes = in_parts(call, factor, part)
+        assert prod(read_kernel(made).bounds) * part == prod(bounds), seed
+        given = [*arrays[:scalars], *(np.arange(size, dtype=np.int32) for size in sizes), *arrays[scalars:]]
+        for number in range(part):
+            own = [_part(array, dim, part, number) for array, dim in zip(given, dims[: len(given)], strict=True)]
+            for place, found in enumerate(on_numpy(made, own)):
+                if place in moved:
+                    expected = _part(whole[place], dims[len(given) + place], part, number)
+                    np.testing.assert_array_equal(found, expected, err_msg=str(seed))
+        split, placed = split + 1, placed + len(sizes)
+    return split, placed
+
+
+@pytest.mark.parametrize("seeds", [range(4), pytest.param(range(4, 60), marks=pytest.mark.long)], ids=["few", "many"])
 def test_parts_of_drawn_kernels_give_the_parts_of_their_results(seeds):
-    split = 0
+    split = placed = 0
     for seed in seeds:
         bounds, call, kinds = drawn(seed)
-        module, (op,) = lowered(functools.partial(call, bounds, False), *kinds)
-        rule = rule_of(op)
+
+        _module, (op,) = lowered(functools.partial(call, bounds, False), *kinds)
+
+        def lower(text=str(_module)):
+            module, (op,) = parsed(text)
+            return module, op
+
         draw = np.random.default_rng(seed)
         arrays = [
             draw.integers(1, 5, kind.shape, np.int32)
@@ -281,27 +343,65 @@ def test_parts_of_drawn_kernels_give_the_parts_of_their_results(seeds):
             else draw.standard_normal(kind.shape, np.float32)
             for kind in kinds
         ]
-        whole = None
-        for factor in free(rule):
-            if rule.sizes[factor] < 2 or not any(factor in dim for dims in rule.results for dim in dims):
-                continue
-            part = next(n for n in (2, 3) if rule.sizes[factor] % n == 0)
-            sides = (*rule.operands, *rule.results)
-            dims = [next((n for n, dim in enumerate(one) if factor in dim), None) for one in sides]
-            types = [_part_type(kind, dim, part) for kind, dim in zip(types_of(op), dims, strict=True)]
-            _holder, made = on_types(op, types)
-            fit_kernel(made)
-            grid = read_kernel(made).bounds
-            assert prod(grid) * part == prod(bounds), seed
-            whole = np.asarray(call(bounds, True, *arrays)) if whole is None else whole
-            for number in range(part):
-                own = [_part(array, dim, part, number) for array, dim in zip(arrays, dims[:-1], strict=True)]
-                np.testing.assert_array_equal(
-                    np.asarray(call(grid, True, *own)), _part(whole, dims[-1], part, number), err_msg=str(seed)
-                )
-            split += 1
-        del module
-    assert split > len(seeds) / 3  # so many ways to split were tried
+        own = check_parts(lower, arrays, seed)
+        split, placed = split + own[0], placed + own[1]
+        np.testing.assert_array_equal(on_numpy(op, arrays)[0], np.asarray(call(bounds, True, *arrays)), str(seed))
+    assert split > len(seeds) / 2  # so many ways to split were tried,
+    assert placed > len(seeds) / 6  # and so often a part had to know its place
+
+
+MASKS = {
+    "causal": masks.CausalMask,
+    "local": functools.partial(masks.LocalMask, window_size=(64, 0), offset=0),
+    "data": lambda shape: masks.NumpyMask(np.tri(*shape, dtype=np.bool_)),
+}
+
+
+@pytest.mark.parametrize("name", ["causal", pytest.param("local", marks=long), pytest.param("data", marks=long)])
+def test_splash_attention_splits_along_keys_where_it_gives_gradients_of_keys(name):
+    heads, length, width = 2, 256, 128
+
+    def attention(q, k, v):
+        mask = masks.MultiHeadMask([MASKS[name]((length, length))] * heads)
+        sizes = dict.fromkeys([f"block_{one}" for one in ("q", "kv", "q_dkv", "kv_dkv", "q_dq", "kv_dq")], 128)
+        return splash.make_splash_mha_single_device(mask, block_sizes=splash.BlockSizes(**sizes))(q, k, v)
+
+    kinds = [shape(heads, length, width), *[shape(1, length, width)] * 2]
+
+    module, _ = lowered(gradient(attention), *kinds)
+    with module.context:
+        inline_calls(module.operation, entry_function(module), "")
+    text = str(module)
+
+    def lower(which):
+        module, calls = parsed(text)
+        return module, calls[which]
+
+    draw = np.random.default_rng(0)
+    for which, asked in enumerate((0, 1, 0)):  # forward pass, gradients of keys and values, and of queries
+        _module, op = lower(which)
+        assert len(asked_places(op)) == (asked if name != "data" else 0)
+        arrays = [operand(value, draw) for value in op.operands]
+        split, placed = check_parts(functools.partial(lower, which), arrays, which)
+        assert placed == len(asked_places(op))
+        assert split == (1 if which == 1 else 2)  # keys; heads and queries
+
+
+def operand(value, draw):
+    """What a value is if it follows from constants, else drawn numbers."""
+    kind, maker = ir.RankedTensorType(value.type), maker_of(value)
+    if maker is not None and maker.name == "stablehlo.constant":
+        return np.array(ir.DenseElementsAttr(maker.attributes["value"]))
+    if maker is not None and maker.name == "stablehlo.broadcast_in_dim" and "i" in str(kind.element_type):
+        dims, source = (
+            list(ir.DenseI64ArrayAttr(maker.attributes["broadcast_dimensions"])),
+            operand(maker.operands[0], draw),
+        )
+        sizes = [source.shape[dims.index(dim)] if dim in dims else 1 for dim in range(kind.rank)]
+        return np.broadcast_to(source.reshape(sizes), kind.shape)
+    return (draw.standard_normal(kind.shape, np.float32) / 8).astype(
+        jnp.bfloat16 if "bf16" in str(kind) else np.float32
+    )
 
 
 def _part(array, dim, parts, number):
