@@ -13,7 +13,7 @@ from collections.abc import Hashable
 from math import prod
 from typing import Any, Final
 
-from rhino.ir.graph.rules import CallRule, CallWork, owned_rule_text
+from rhino.ir.graph.rules import CallRule, CallWork, owned_rule
 from rhino.ir.mlir.bindings import ir
 
 _TARGET: Final = re.compile(r"__cudnn\$fmha(?P<bias>ScaleBias)?Softmax(?P<backward>Backward)?")
@@ -92,7 +92,7 @@ def attention_rule(op: ir.Operation) -> CallRule | None:
     product_flops = 2 * scores * (times[0] * given[0][3] + times[1] * given[2][3])
     moved = sum(_bytes(value) for value in (*op.operands, *op.results))
     work = CallWork(product_flops + _PER_SCORE * scores, product_flops, dtype, moved)
-    return CallRule(owned_rule_text(operands, results, free), work)
+    return CallRule(owned_rule(operands, results, free)[0], work)
 
 
 def fit_attention(op: ir.Operation) -> None:

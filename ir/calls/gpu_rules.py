@@ -23,7 +23,7 @@ from rhino.ir.calls.known_values import Periods
 from rhino.ir.calls.machine import Access, Reading, UnreadableError
 from rhino.ir.calls.mosaic_accesses import read_mosaic
 from rhino.ir.calls.triton_accesses import read_triton
-from rhino.ir.graph.rules import CallRule, CallWork, owned_rule_text
+from rhino.ir.graph.rules import CallRule, CallWork, owned_rule
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.mosaic_kernels import (
     MosaicKernel,
@@ -99,7 +99,7 @@ def _rule(op: ir.Operation, found: _Found | None) -> str:
         for tensor, shape in enumerate(_shapes_of(op))
     ]
     free: Container[Hashable] = found.places if found is not None else ()
-    return owned_rule_text(tensors[: len(op.operands)], tensors[len(op.operands) :], free)
+    return owned_rule(tensors[: len(op.operands)], tensors[len(op.operands) :], free)[0]
 
 
 def gpu_work(config: str) -> CallWork | None:

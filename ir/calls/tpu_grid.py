@@ -13,7 +13,7 @@ import numpy as np
 
 from rhino.ir.calls.tpu_memory import are_fresh, is_written
 from rhino.ir.calls.tpu_points import Known, Points, Read, read_scalars, window_place
-from rhino.ir.graph.rules import owned_rule_text
+from rhino.ir.graph.rules import owned_rule
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.reader import aliases_of, walk
 from rhino.ir.mlir.tpu_kernels import Kernel
@@ -210,15 +210,16 @@ class KernelGrid:
             block, stays - fresh, set(), points, (slice(None),) * len(bounds)
         )
 
-    def rule(self) -> str:
-        """Returns Shardy's rule, marked as its op's owner's."""
+    def rule(self) -> tuple[str, dict[Part, str]]:
+        """Returns Shardy's rule, marked as its op's owner's, and what it calls the parts of the grid that split."""
         tensors = [
             [self._named(dim, (tensor, number)) for number, dim in enumerate(dims)]
             for tensor, dims in enumerate(self.dims)
         ]
         split = len(self.op.operands)
         free = {(grid, self.cuts[grid][0]) for grid in self.free()}
-        return owned_rule_text(tensors[:split], tensors[split:], free)
+        text, names = owned_rule(tensors[:split], tensors[split:], free)
+        return text, {part: names[part] for part in sorted(free)}
 
     def _named(self, dim: Dim, own: tuple[int, int]) -> list[tuple[Hashable, int]]:
         """Returns the factors of a dim: those of the grid, and what is of this dim of this tensor alone."""

@@ -73,7 +73,10 @@ def _moved(given: ir.Attribute, first: int) -> ir.Attribute:
     """Returns an alias whose operand has one more before it, if it is not one of the first."""
     alias = stablehlo.OutputOperandAlias(given)
     number = alias.operand_index + (alias.operand_index >= first)
-    return stablehlo.OutputOperandAlias.get(alias.output_tuple_indices, number, alias.operand_tuple_indices)
+    made: ir.Attribute = stablehlo.OutputOperandAlias.get(
+        alias.output_tuple_indices, number, alias.operand_tuple_indices
+    )
+    return made
 
 
 def _with_table(kernel: Kernel, grid: int) -> dict[str, Any]:

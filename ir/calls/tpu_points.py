@@ -18,7 +18,7 @@ from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.reader import end_of, maker_of, walk
 from rhino.ir.mlir.tpu_kernels import Kernel, Window
 
-_MOST_POINTS: Final = 1 << 20
+MOST_POINTS: Final = 1 << 20
 """Points at which an integer is computed: 8 MiB for each that a kernel computes."""
 _BINARY: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
     "arith.addi": add,
@@ -55,10 +55,13 @@ class Known:
 
 
 class Points:
-    """Integers that a kernel computes from the point of the grid."""
+    """Integers that a kernel computes from the point of the grid, and reads of scalar operands whose `tables` say."""
 
-    def __init__(self, bounds: Sequence[int], function: ir.Operation, num_scalars: int) -> None:
+    def __init__(
+        self, bounds: Sequence[int], function: ir.Operation, num_scalars: int, tables: Sequence[Ints | None] = ()
+    ) -> None:
         self.bounds = bounds
+        self.tables = dict(enumerate(tables))
         self.found: dict[ir.Value[Any], Known] = {}
         self.scalars = dict[ir.Value[Any], int]()
         self.reads: list[Read] = []
@@ -96,22 +99,26 @@ class Points:
         operands = [self.found[value] for value in op.operands]
         of = frozenset[int]().union(*(one.of for one in operands))
         arrays = [one.at for one in operands if one.at is not None]
-        if len(arrays) < len(operands) or prod(self.bounds[number] for number in of) > _MOST_POINTS:
+        if len(arrays) < len(operands) or prod(self.bounds[number] for number in of) > MOST_POINTS:
             return Known(None, of)
         made = _computed(op, arrays)
         if made is None or not _fits(made, op.results[0].type):
             return Known(None, of)
-        varying = frozenset(n for n in of if made.shape[n] > 1 and not (made == made.take([0], axis=n)).all())
-        for number in of - varying:
-            made = made.take([0], axis=number)
-        return Known(made, varying)
+        return _varying(made, of)
 
     def _read(self, op: ir.Operation) -> Known:
         indices = [self.at(value) for value in list(op.operands)[1:]]
         plain = tuple(self.plain(one) for one in indices)
         others = frozenset[int]().union(*(one.of for one, grid in zip(indices, plain, strict=True) if grid is None))
-        self.reads.append((self.scalars[op.operands[0]], plain, others))
-        return Known(None, others)
+        number = self.scalars[op.operands[0]]
+        self.reads.append((number, plain, others))
+        table = self.tables.get(number)
+        if table is None or any(one.at is None for one in indices):
+            return Known(None, others)
+        of = frozenset[int]().union(*(one.of for one in indices))
+        if prod(self.bounds[grid] for grid in of) > MOST_POINTS:
+            return Known(None, of)
+        return _varying(np.asarray(table[tuple(one.at for one in indices)]), of)
 
     def asks_for(self, grid: int, period: int) -> bool:
         """Says whether anything but elements of scalar operands follows from a coordinate, taken modulo `period`."""
@@ -137,6 +144,14 @@ class Points:
             return None
         (number,) = index.of
         return number if (index.at.ravel() == np.arange(self.bounds[number])).all() else None
+
+
+def _varying(at: Ints, of: frozenset[int]) -> Known:
+    """Returns what is known of an integer that follows from the dims `of` of the grid at most."""
+    varying = frozenset(n for n in of if at.shape[n] > 1 and not (at == at.take([0], axis=n)).all())
+    for number in of - varying:
+        at = at.take([0], axis=number)
+    return Known(at, varying)
 
 
 def _repeats(at: Ints, grid: int, period: int) -> bool:
@@ -176,9 +191,9 @@ def _computed(op: ir.Operation, arrays: Sequence[Ints]) -> Ints | None:
     return None
 
 
-def window_place(kernel: Kernel, window: Window) -> tuple[list[Known], list[Read]]:
+def window_place(kernel: Kernel, window: Window, tables: Sequence[Ints | None] = ()) -> tuple[list[Known], list[Read]]:
     """Returns the place of a window in each dim, and what of scalar operands it follows from."""
-    points = Points(kernel.bounds, window.place, kernel.num_scalars)
+    points = Points(kernel.bounds, window.place, kernel.num_scalars, tables)
     return [points.at(value) for value in end_of(window.place.regions[0].blocks[0]).operands], points.reads
 
 

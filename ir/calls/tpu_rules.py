@@ -12,7 +12,7 @@ from __future__ import annotations
 from math import prod
 
 from rhino.ir.calls.tpu_grid import KernelGrid, shapes_of
-from rhino.ir.calls.tpu_work import work_of
+from rhino.ir.calls.tpu_work import loads_along, tables_of, work_of
 from rhino.ir.graph.rules import CallRule
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.tpu_kernels import read_kernel, written
@@ -22,7 +22,12 @@ def kernel_rule(op: ir.Operation) -> CallRule | None:
     """Returns the rule of a call of a kernel, None where it has none or cannot be read."""
     kernel = read_kernel(op)
     found = KernelGrid.of(kernel, op) if kernel is not None else None
-    return None if kernel is None or found is None else CallRule(found.rule(), work_of(kernel))
+    if kernel is None or found is None:
+        return None
+    text, parts = found.rule()
+    work, counts = work_of(kernel, tables_of(kernel, op))
+    loads = [(name, loads_along(counts, kernel.bounds, *part)) for part, name in parts.items()]
+    return CallRule(text, work, tuple((name, load) for name, load in loads if load))
 
 
 def fit_kernel(op: ir.Operation) -> None:

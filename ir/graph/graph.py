@@ -65,7 +65,8 @@ class OpClass:
     in, where there is no choice. `products` says of an op that is no product which dtype is multiplied in matrix
     products all the same, and how many of its `flops` these are. The results of a custom call that are `unread` may
     differ from device to device. `precision` is that of a product's operands: "default", "high" or "highest". `placed`
-    is the memory to which the op moves what it reads, where that is all it does.
+    is the memory to which the op moves what it reads, where that is all it does. `loads` are the `flops` at each place
+    along a factor of the rule that does not spread them evenly.
     """
 
     name: str
@@ -83,6 +84,7 @@ class OpClass:
     placed: MemoryKind | None = None
     products: tuple[str, int] | None = None
     unread: frozenset[int] = frozenset()
+    loads: tuple[tuple[int, tuple[int, ...]], ...] = ()
     is_view: bool = field(init=False, compare=False, repr=False)
     """Whether each result lies where the operand of the same number does: the same bytes under other indices."""
 

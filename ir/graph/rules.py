@@ -120,15 +120,15 @@ def factor_name(index: int) -> str:
     return chr(ord("i") + index) if index < 18 else f"z_{index - 17}"
 
 
-def owned_rule_text(
+def owned_rule(
     operands: Sequence[Sequence[Sequence[tuple[Hashable, int]]]],
     results: Sequence[Sequence[Sequence[tuple[Hashable, int]]]],
     free: Container[Hashable],
-) -> str:
+) -> tuple[str, dict[Hashable, str]]:
     """Returns Shardy's attribute for an op, marked as its owner's: blocks along `free` factors give blocks.
 
     For each dim of each tensor, its factors stand with their sizes, the most significant first. What names a factor is
-    as one likes.
+    as one likes; what Shardy calls it is returned too.
     """
     names, sizes = dict[Hashable, str](), list[str]()
 
@@ -145,7 +145,7 @@ def owned_rule_text(
     sides = f"{text(operands)}->{text(results)}"
     fixed = ", ".join(name for key, name in names.items() if key not in free)
     groups = f" need_replication={{{fixed}}}" if fixed else ""
-    return f"#sdy.op_sharding_rule<{sides} {{{', '.join(sizes)}}}{groups}, custom>"
+    return f"#sdy.op_sharding_rule<{sides} {{{', '.join(sizes)}}}{groups}, custom>", names
 
 
 def _needed(dim: Sequence[tuple[Hashable, int]]) -> Sequence[tuple[Hashable, int]]:
@@ -174,7 +174,11 @@ class CallWork:
 
 @dataclass(frozen=True, slots=True)
 class CallRule:
-    """What a custom call shows of itself: `text` is Shardy's rule, `work` is that of the whole op."""
+    """What a custom call shows of itself: `text` is Shardy's rule, `work` is that of the whole op.
+
+    `loads` has, for a factor along which the work is not spread evenly, the operations at each place.
+    """
 
     text: str
     work: CallWork
+    loads: tuple[tuple[str, tuple[int, ...]], ...] = ()

@@ -319,6 +319,7 @@ class _Reader:
             precision=_precision(op),
             placed=place,
             products=_given_products(op, cost),
+            loads=_given_loads(op, table),
             unread=_unread(op),
         )
 
@@ -389,6 +390,16 @@ def _given_products(op: ir.Operation, cost: Mapping[str, int]) -> tuple[str, int
     if dtype is not None:
         return ir.StringAttr(dtype).value, cost["product_flops"]
     return str(ir.RankedTensorType(op.operands[0].type).element_type), cost["product_flops"]
+
+
+def _given_loads(op: ir.Operation, rule: Rule | None) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """Returns the flops at each place along factors of a rule where somebody has written that they differ."""
+    given = entries(op.attributes[COST]).get("loads") if COST in op.attributes else None
+    if given is None or rule is None:
+        return ()
+    return tuple(
+        (rule.names.index(name), tuple(ir.DenseI64ArrayAttr(load))) for name, load in sorted(entries(given).items())
+    )
 
 
 def _precision(op: ir.Operation) -> str:

@@ -11,7 +11,7 @@ Errors    RHI-CLI-002 the file cannot be read, RHI-RULE-001 it is malformed, RHI
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -61,7 +61,7 @@ class OpRules(Pass):
         found, whole = call_rule(op), whole_rule(op)
         if found is not None:
             op.attributes[RULE] = ir.Attribute.parse(found.text)
-            _write_cost(op, found.work.costs, found.work.product_dtype)
+            _write_cost(op, found.work.costs, found.work.product_dtype, found.loads)
         if whole is not None:
             rule, why = whole
             op.attributes[RULE] = ir.Attribute.parse(rule)
@@ -97,9 +97,16 @@ def _give(op: ir.Operation, rule: OpRule, what: str, file: str) -> None:
         _write_cost(op, cost)
 
 
-def _write_cost(op: ir.Operation, cost: Mapping[str, int], product_dtype: str = "") -> None:
+def _write_cost(
+    op: ir.Operation,
+    cost: Mapping[str, int],
+    product_dtype: str = "",
+    loads: Sequence[tuple[str, tuple[int, ...]]] = (),
+) -> None:
     count = ir.IntegerType.get_signless(64)
     written: dict[str, ir.Attribute] = {key: ir.IntegerAttr.get(count, value) for key, value in cost.items()}
     if product_dtype:
         written["product_dtype"] = ir.StringAttr.get(product_dtype)
+    if loads:
+        written["loads"] = ir.DictAttr.get({factor: ir.DenseI64ArrayAttr.get(list(load)) for factor, load in loads})
     op.attributes[COST] = ir.DictAttr.get(written)

@@ -42,6 +42,19 @@ class State:
         """Returns among how many devices the work is shared."""
         return prod(size for size, choice in zip(sizes, self.strategy, strict=True) if choice >= 0)
 
+    def num_even_shares(self, cls: OpClass, sizes: Sequence[int]) -> float:
+        """Returns among how many devices the work would be shared if each had as much as the busiest one has.
+
+        What differs along several factors is taken to differ along each by itself.
+        """
+        shares = float(self.num_shares(sizes))
+        for factor, loads in cls.loads:
+            parts = prod(size for size, choice in zip(sizes, self.strategy, strict=True) if choice == factor)
+            places = len(loads) // parts
+            busiest = max(sum(loads[at : at + places]) for at in range(0, len(loads), places))
+            shares *= sum(loads) / (busiest * parts)
+        return shares
+
 
 def keeps(strategy: Sequence[int], choices: Choices) -> bool:
     """Says whether a strategy is among what an op may do along each axis."""

@@ -111,7 +111,7 @@ class CostModel:
         """
         return (2 if is_updated else 1) * self.host_s(num_bytes)
 
-    def compute_s(self, cls: OpClass, num_bytes: float, divided_by: int, *, is_kernel: bool = False) -> float:
+    def compute_s(self, cls: OpClass, num_bytes: float, divided_by: float, *, is_kernel: bool = False) -> float:
         """Returns the seconds of one op.
 
         Its work is shared by `divided_by` devices, and it moves `num_bytes` of device memory; `is_kernel` says that its

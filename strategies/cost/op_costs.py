@@ -72,7 +72,8 @@ class OpCosts:
         else:
             moved = self.moved_bytes(op, state)
             is_kernel = any(self.in_memory[value] for value in self.graph.results(op))
-            seconds = self.model.compute_s(cls, moved, state.num_shares(self.sizes), is_kernel=is_kernel)
+            shares = state.num_even_shares(cls, self.sizes)
+            seconds = self.model.compute_s(cls, moved, shares, is_kernel=is_kernel)
         return seconds + sum(self.model.move_s(move) for _, move in halo_moves(cls, state, self.sizes))
 
     def scalar_sum_s(self, value: int, spec: Spec, windows: Windows | None) -> float:

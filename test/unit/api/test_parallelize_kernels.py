@@ -12,6 +12,8 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas.ops.gpu.attention import mha
 from jax.experimental.pallas.ops.tpu.flash_attention import flash_attention
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
 import rhino
 from rhino.ir.calls.tpu_rules import fit_kernel
@@ -148,3 +150,24 @@ def test_kernels_run_on_the_grid_of_their_parts(words, share, exported, tmp_path
             assert str(op.attributes["backend_config"]) == before
         else:
             assert prod(read_triton_kernel(op).bounds) % (batch * heads) == 0
+
+
+def test_gradients_of_keys_run_on_all_devices_along_the_sequence_and_know_their_place(tmp_path):
+    length, blocks = 4096, 8
+
+    def attention(q, k, v):
+        mask = masks.MultiHeadMask([masks.CausalMask((length, length))])
+        sizes = dict.fromkeys([f"block_{one}" for one in ("q", "kv", "q_dkv", "kv_dkv", "q_dq", "kv_dq")], 512)
+        kernel = splash.make_splash_mha_single_device(mask, block_sizes=splash.BlockSizes(**sizes))
+        return kernel(q, k, v).astype(jnp.float32).sum()
+
+    file, out, stderr = tmp_path / "step.mlir", tmp_path / "out.mlir", StringIO()
+    kinds = [jax.ShapeDtypeStruct((1, length, WIDTH), jnp.bfloat16)] * 3
+    gradient = jax.jit(jax.grad(attention, (0, 1, 2)))
+    file.write_text(gradient.trace(*kinds).lower(lowering_platforms=("tpu",)).as_text())
+    words = ["--auto-shard", "--localize", "--cluster=v5e-8", "--mesh=8", str(file), "-o", str(out)]
+    assert run(words, BytesIO(), BytesIO(), stderr) == 0
+    module = ir.Module.parse(out.read_text(), make_context())
+    kernels = [read_kernel(op) for op in walk(module.operation) if is_kernel(op)]
+    assert [prod(one.bounds) for one in kernels] == [blocks * blocks // 8] * 3, stderr.getvalue()
+    assert [one.num_scalars for one in kernels] == [2, 3, 2]  # what is there of each block, and the place of keys

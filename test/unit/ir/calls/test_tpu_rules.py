@@ -22,7 +22,7 @@ from rhino.ir.calls.tpu_places import asked_places, read_place
 from rhino.ir.calls.tpu_rules import fit_kernel, kernel_rule
 from rhino.ir.graph.rules import Rule, parse_rule
 from rhino.ir.mlir.bindings import ir, make_context, stablehlo
-from rhino.ir.mlir.reader import entry_function, maker_of, walk
+from rhino.ir.mlir.reader import aliases_of, entry_function, maker_of, walk
 from rhino.ir.mlir.tpu_kernels import is_kernel, read_kernel
 from rhino.passes.frontend.inline import inline_calls
 
@@ -546,6 +546,45 @@ def test_windows_that_reach_into_their_neighbours_are_moved_as_large_as_they_are
 def test_memory_that_is_written_before_it_is_read_splits(body, memory):
     _module, (op,) = small(body, [ROWS], [(32, LANES)], scratch=[memory])
     assert split_dims(rule_of(op)) == [{0}, {0}]
+
+
+def scales_by_place(x, out):
+    out[...] = x[...] * pl.program_id(0).astype(jnp.float32)
+
+
+def test_a_part_that_knows_its_place_keeps_the_memory_that_it_shares():
+    def lower():
+        module, (op,) = small(scales_by_place, [ROWS], [(32, LANES)], input_output_aliases={0: 0})
+        return module, op
+
+    x = np.random.default_rng(0).standard_normal((32, LANES), np.float32)
+    assert check_parts(lower, [x], "scales") == (1, 1)
+    _module, op = lower()
+    assert aliases_of(op) == ((0, 0),)
+    (rows,) = (one for one in free(rule_of(op)) if rule_of(op).sizes[one] > 1)
+    (_holder, made, _fitted), _, _ = in_parts(op, rows, 2)
+    assert aliases_of(made) == ((1, 0),)
+
+
+def test_half_of_a_causal_mask_that_is_a_constant_is_not_counted_and_the_last_queries_have_most_to_do():
+    heads, length, width, block = 2, 1024, 128, 128
+
+    def attention(q, k, v):
+        mask = masks.MultiHeadMask([masks.CausalMask((length, length))] * heads)
+        return splash.make_splash_mha_single_device(mask)(q, k, v)
+
+    module, _ = lowered(attention, shape(heads, length, width), *[shape(1, length, width)] * 2)
+    with module.context:
+        inline_calls(module.operation, entry_function(module), "")
+    op = next(one for one in walk(module.operation) if is_kernel(one))
+    found, blocks = kernel_rule(op), length // block
+    every = 4 * heads * length * length * width
+    assert found.work.product_flops == every * (blocks + 1) // (2 * blocks)
+    ((factor, loads),) = found.loads
+    assert split_dims(rule_of(op))[2] == {0, 1}
+    assert factor == rule_of(op).names[rule_of(op).operands[2][1][0]]
+    np.testing.assert_allclose(np.array(loads) / loads[0], np.arange(1, blocks + 1), rtol=1e-2)
+    assert sum(loads) == pytest.approx(found.work.flops, rel=1e-6)
 
 
 def test_a_result_takes_the_memory_of_the_operand_that_splits_like_it():

@@ -5,7 +5,7 @@ itself as the local op, says which strategies are right. A strategy that is not 
 follows from none in the list, is missing.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
@@ -561,3 +561,17 @@ def test_shardy_makes_the_same_op_of_every_split(name, op):
             )
             met += 1
     assert met
+
+
+def test_work_that_is_not_even_is_shared_as_by_devices_that_all_have_as_much_as_the_busiest():
+    kind = "tensor<4x6xf32>"
+    cls = replace(Op("stablehlo.add %a, %b : {r}", (kind, kind), kind).cls(), loads=((0, (1, 2, 3, 4)),))
+    sizes = (2, 2, 3)
+
+    def shares(*strategy):
+        return State(strategy, (), ()).num_even_shares(cls, sizes)
+
+    assert shares(REPLICATE, REPLICATE, REPLICATE) == 1
+    assert shares(REPLICATE, REPLICATE, 1) == 3  # the other factor
+    assert shares(0, REPLICATE, REPLICATE) == pytest.approx(10 / 7)  # 3 + 4 of 10
+    assert shares(0, 0, 1) == pytest.approx(3 * 10 / 4)
