@@ -49,9 +49,14 @@ _IN_SEVERAL: Final[Plans] = {
     ),
 }
 
+_IN_EIGHT: Final[Plans] = {
+    "four ranks of two processes": (_NONE, {"cluster": "cpu8", "stages": 4, "mesh": "2", "micro_batches": 4}),
+}
+
 JOBS: Final[Mapping[str, tuple[tuple[int, ...], Plans]]] = {
     "unlike": ((4, 2, 2), _UNLIKE),
     "in several": ((2, 2, 2, 2), _IN_SEVERAL),
+    "in eight": ((1,) * 8, _IN_EIGHT),
 }
 """The devices of each process, and the plans that they run."""
 
@@ -78,7 +83,7 @@ def main(address: str, process: int, folder: Path, job: str) -> None:
     # A test's own flags ask for eight devices; the others let XLA compile fast.
     os.environ["XLA_FLAGS"] = re.sub(r"\S+device_count=\d+", "", os.environ.get("XLA_FLAGS", ""))
     request_host_devices(devices[process], os.environ)
-    jax.distributed.initialize(address, len(devices), process, initialization_timeout=60)
+    jax.distributed.initialize(address, len(devices), process, initialization_timeout=100)
     for name, (scopes, _) in plans.items():
         state, losses = train(ready(scopes, plan=rhino.Plan.load(folder / name)))
         parts = {

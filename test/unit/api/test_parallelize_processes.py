@@ -8,6 +8,7 @@ import socket
 from pathlib import Path
 from types import SimpleNamespace
 
+import arranged_part
 import budget_part
 import front_part
 import jax
@@ -116,6 +117,35 @@ def test_two_processes_train_in_stages_as_one_does(tmp_path: Path, model: str, p
     assert codes == [1 if end == "raised" else -9, 1][::-1]
     told = f"error: [RHI-RUN-007] process 1 on {socket.gethostname()} {words}"
     assert all(told in one for one in said[: 1 if end == "killed" else 2])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("plan", "count"), [("one rank of 4", 2), ("2 ranks of 2", 2), ("2 ranks of 2", 4), ("2 ranks of 4", 4)]
+)
+def test_a_gpt_trains_in_any_arrangement_as_one_device_does(tmp_path: Path, plan: str, count: int):
+    """With dropout: ranks in a process each, in two, and in two of two devices each."""
+    training = staged_part.Training("gpt")
+    num_devices, options = arranged_part.PLANS[plan]
+    fast = arranged_part.planned(training, cluster=f"cpu{num_devices}", **options)
+    fast.plan(jax.eval_shape(training.init, jax.random.key(0)), training.batch(0)).save(tmp_path / plan)
+    expected = arranged_part.trained(training, fast)
+    state, losses, alone = training.init(jax.random.key(0)), [], jax.jit(training.step)
+    for number in range(arranged_part.NUM_STEPS):
+        state, seen = alone(state, training.batch(number))
+        losses.append(float(seen["loss"]))
+    np.testing.assert_allclose(expected["losses"], losses, rtol=1e-6)
+    codes = launched(tmp_path, arranged_part.__file__, *[(str(tmp_path), str(count), plan)] * count)
+    assert codes == [0] * count, [(tmp_path / f"said-{one}").read_text() for one in range(count)]
+    seen_of = dict[str, bool]()
+    for process in range(count):
+        with np.load(tmp_path / f"{plan}-{count}-{process}.npz") as out:
+            found = dict(out)
+        assert found["losses"].tolist() == expected["losses"].tolist()
+        for name, part in found.items():
+            assert (part == expected[name]).all(), name
+            seen_of[name] = True
+    assert seen_of.keys() == expected.keys()
 
 
 @pytest.mark.long
