@@ -21,7 +21,7 @@ from rhino.ir.plan.plan import Execution
 from rhino.ir.plan.slot_table import SlotTable, slot_ranks
 from rhino.ir.plan.step_json import part_text, read_part
 from rhino.ir.plan.verify import verify
-from rhino.passes.planner.plan_rows import idle_shares
+from rhino.passes.planner.plan_rows import busy_seconds
 from rhino.runtime.distributed.key_values import KeyValues
 
 Placement = Sequence[Sequence[int]]
@@ -35,7 +35,7 @@ class Share:
     `modules` are the texts of the part's programs. `copies` say under which number a process has a result that all
     read. `fed` are the arguments that any rank is fed, `returned` those that are results as they are, and `lasting`
     those whose arrays a step must not delete: they are results too, or another process may still fetch them.
-    `idle` is the share of a step in which each rank is predicted to be idle [ranks].
+    `busy_s` is how long each rank is predicted to run programs in a step [ranks].
     """
 
     part: Part
@@ -44,7 +44,7 @@ class Share:
     fed: frozenset[int]
     returned: frozenset[int]
     lasting: frozenset[int]
-    idle: tuple[float, ...]
+    busy_s: tuple[float, ...]
 
 
 class Shares:
@@ -72,7 +72,7 @@ class Shares:
         self.returned = frozenset(number for slot, number in feeds if slot in fetched)
         read_later = fetched | _crossing(execution.step, devices)
         self.lasting = frozenset(number for slot, number in feeds if slot in read_later)
-        self.idle = idle_shares(execution)
+        self.busy_s = busy_seconds(execution)
         alike = tuple(dict.fromkeys(map(tuple, ranks)))
         parts = parts_of(self.step, alike)
         self.made = {own: self._share(own, part) for own, part in zip(alike, parts, strict=True)}
@@ -89,7 +89,7 @@ class Shares:
     def _share(self, own: tuple[int, ...], part: Part) -> Share:
         modules = {one.module: self.execution.modules[one.module] for one in part.programs}
         copies = {number: copy for (number, rank), copy in self.copies.items() if rank == own[0]}
-        return Share(part, modules, copies, self.fed, self.returned, self.lasting, self.idle)
+        return Share(part, modules, copies, self.fed, self.returned, self.lasting, self.busy_s)
 
 
 def tell_share(share: Share, service: KeyValues) -> str:
@@ -98,7 +98,7 @@ def tell_share(share: Share, service: KeyValues) -> str:
     part = service.put(part_text(share.part).encode())
     numbers = {name: sorted(getattr(share, name)) for name in ("fed", "returned", "lasting")}
     copies = [list(pair) for pair in share.copies.items()]
-    found = {"part": part, "modules": modules, "copies": copies, "idle": share.idle, **numbers}
+    found = {"part": part, "modules": modules, "copies": copies, "busy_s": share.busy_s, **numbers}
     return service.put(json.dumps(found).encode())
 
 
@@ -108,8 +108,8 @@ def told_share(digest: str, service: KeyValues) -> Share:
     modules = {name: service.get(one).decode() for name, one in words_of(data["modules"]).items()}
     copies = {number_of(number): number_of(copy) for number, copy in list_of(data["copies"])}
     fed, returned, lasting = (frozenset(numbers_of(data[name])) for name in ("fed", "returned", "lasting"))
-    idle = tuple(map(float, list_of(data["idle"])))
-    return Share(read_part(json.loads(service.get(data["part"]))), modules, copies, fed, returned, lasting, idle)
+    busy_s = tuple(map(float, list_of(data["busy_s"])))
+    return Share(read_part(json.loads(service.get(data["part"]))), modules, copies, fed, returned, lasting, busy_s)
 
 
 def with_copies(step: Step, results: Container[int], ranks: Sequence[int]) -> tuple[Step, dict[tuple[int, int], int]]:

@@ -17,7 +17,7 @@ from rhino.ir.plan.instructions import Feed, Fetch
 from rhino.ir.plan.leaves import leaf_groups, leaf_tensors
 from rhino.ir.plan.plan import Tensor
 from rhino.jit_program import Getter, NewShapesError, as_known, as_stored
-from rhino.passes.planner.plan_rows import idle_shares
+from rhino.passes.planner.plan_rows import busy_seconds
 from rhino.plan import Plan
 from rhino.runtime.executor.executable import off_host, weakly_typed
 from rhino.runtime.executor.executor import Argument, Executor
@@ -123,12 +123,12 @@ class StagePrograms:
         """Returns the bytes that a step takes of a device of each rank of this process, as programs were compiled."""
         return {rank: peak + self._kept[rank] for rank, peak in self._executor.peak_bytes().items()}
 
-    def idle_shares(self) -> tuple[float, ...]:
-        """Returns the share of a step in which each rank is predicted to be idle [ranks]."""
+    def busy_seconds(self) -> tuple[float, ...]:
+        """Returns how long each rank is predicted to run programs in a step [ranks]."""
         if self._spread is not None:
-            return self._spread.share.idle
+            return self._spread.share.busy_s
         assert self._execution is not None, "it is a plan of stage programs"
-        return idle_shares(self._execution)
+        return busy_seconds(self._execution)
 
     @property
     def step_number(self) -> int:

@@ -59,7 +59,7 @@ class StepLog:
         """
         self._traced, self._plan, self._program, self._ranks = traced, plan, program, tuple(ranks)
         self._examples, self._compiled_bytes = num_examples(traced), compiled_bytes
-        self._idle = program.idle_shares() if isinstance(program, StagePrograms) else ()
+        self._busy_s = program.busy_seconds() if isinstance(program, StagePrograms) else ()
         self._num_steps, self._last_end_s = 0, 0.0
         self._given: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         thread = threading.Thread(target=_each, args=(self._given,), name="rhino-step-log", daemon=True)
@@ -98,8 +98,8 @@ class StepLog:
         for rank in self._ranks:
             idle = ""
             if measured is not None:
-                share = 1 - measured.busy_s(rank) / took_s
-                idle = f", {max(share, 0):.0%} idle ({self._idle[rank]:.0%} predicted)"
+                share, predicted = 1 - measured.busy_s(rank) / took_s, 1 - self._busy_s[rank] / expected_s
+                idle = f", {max(share, 0):.0%} idle ({predicted:.0%} predicted)"
             logger_of(rank).debug(
                 "step %d: %s (%s predicted)%s%s, memory %s of %s",
                 number,

@@ -6,18 +6,22 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from rhino.ir.cluster.groups import rank_budgets, rank_clusters
 from rhino.ir.graph.collective_stats import EMPTY, CollectiveStats, Count
 from rhino.ir.graph.graph import HOST
 from rhino.ir.mlir.bindings import ir, make_context
+from rhino.ir.plan.instruction_list import in_columns
 from rhino.ir.plan.instructions import Run, Transfer, rank_of
 from rhino.ir.plan.pieces import sent_bytes
 from rhino.ir.plan.plan import Alternative, Cost, Execution, Plan, Tensor, common_name, device_bytes, folded, host_bytes
+from rhino.ir.plan.slot_table import slot_ranks
 from rhino.ir.plan.step_memory import host_peaks
 from rhino.ir.program.collectives import module_stats
 from rhino.ir.units import format_seconds
 from rhino.strategies.cost.cost_model import CostModel
-from rhino.strategies.pipeline.simulate import Costs, Link, Simulation, equal_links, simulate, timeline_of
+from rhino.strategies.pipeline.simulate import Costs, Link, Simulation, equal_links, simulate
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +79,14 @@ def simulation_of(execution: Execution) -> Simulation:
     return simulate(execution.step, costs_of(execution))
 
 
-def idle_shares(execution: Execution) -> tuple[float, ...]:
-    """Returns the share of a step in which each rank is predicted to be idle [ranks]."""
-    timeline = timeline_of(execution.step, costs_of(execution))
-    return tuple([timeline.idle(rank) for rank in range(timeline.num_ranks)])
+def busy_seconds(execution: Execution) -> tuple[float, ...]:
+    """Returns how long each rank is predicted to run programs in a step [ranks]."""
+    step = execution.step
+    ranks, found = slot_ranks(step), np.zeros(step.num_ranks)
+    for group in in_columns(step.instructions).of_kind("run"):
+        counts = np.bincount(ranks[group.numbers[:, 0]], minlength=step.num_ranks)
+        found += counts * execution.run_s[group.form.program]
+    return tuple(found.tolist())
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,11 +62,6 @@ def simulate(step: Step, costs: Costs) -> Simulation:
 
     The step is one that verifies.
     """
-    return Simulation(timeline_of(step, costs), memory_of(step, costs.temp_bytes))
-
-
-def timeline_of(step: Step, costs: Costs) -> Timeline:
-    """Returns when each run and transfer of a step starts and ends. The step is one that verifies."""
     ready_s = dict.fromkeys((slot for slot, _ in step.constants), 0.0)
     free_s = [0.0] * step.num_ranks
     link_free_s: defaultdict[tuple[int, int], float] = defaultdict(float)
@@ -91,4 +86,4 @@ def timeline_of(step: Step, costs: Costs) -> Timeline:
                 ready_s[target] = 0.0
             case Free() | Fetch():
                 pass
-    return Timeline(step.num_ranks, tuple(spans), tuple(moves))
+    return Simulation(Timeline(step.num_ranks, tuple(spans), tuple(moves)), memory_of(step, costs.temp_bytes))
