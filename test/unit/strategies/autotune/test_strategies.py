@@ -276,6 +276,19 @@ def test_alleviation_starts_from_any_plan():
         assert trials.explored.ranked[0].step_s <= 1.02 * best_s
 
 
+def test_fewer_micro_batches_in_one_stage_are_tried_whatever_more_of_them_take():
+    """A mesh that takes 10 s in two micro-batches takes 3 s in one, where weights are gathered once."""
+    seconds = {((4, 4), 2): 10.0, ((2, 8), 2): 8.0, ((2, 8), 1): 4.0, ((4, 4), 1): 3.0}
+
+    def evaluate(configs: Sequence[PlanConfig], _: float) -> list[Outcome]:
+        steps = [(one, seconds[one.mesh, one.micro_batches]) for one in configs]
+        return [Estimate(one, "", s, s, s, 1.0, s - 1.0, (1.0,)) for one, s in steps]
+
+    space = Space({1: ((2, 8), (4, 4))}, (1, 2), 0.5, remats=(0.0,), budget_bytes=1.5, passing_bytes=1.0)
+    assert space.micro_batches[space.seed(1)] == 2
+    assert explore(space, evaluate, strategy="aceso").ranked[0].step_s == 3.0
+
+
 def test_what_needs_less_ranks_before_what_needs_more_whoever_says_so():
     by_rows = Refused(PlanConfig(1, (4,), 1), "", by_memory=True, needs_bytes=120.0)
     by_programs = Refused(PlanConfig(1, (4,), 2), "", by_memory=True, found_bytes=150.0)
