@@ -33,6 +33,7 @@ from rhino.passes.planner.aot import LOCALIZED, SEARCHED, Comparer, Judged, firs
 from rhino.passes.planner.aot_parallel import CompilerFor, Compiles, compilers_of
 from rhino.passes.planner.autotune import NOT_MADE, Made, choose_plan
 from rhino.passes.planner.choose_layouts import host_shares
+from rhino.passes.planner.in_less_memory import LessMemory, search_in_less
 from rhino.passes.planner.module_facts import cluster_lines
 from rhino.passes.planner.repeated_passes import RepeatedPasses
 from rhino.passes.planner.request import MEMORY, Decided, PlanRequest
@@ -155,7 +156,8 @@ def _planned(traced: Traced, options: PlanOptions) -> Planned:
         raise RhinoError(
             "RHI-JAX-002", what, Place(traced.name), fix=f"give stages or micro_batches, or leave {unused} out"
         )
-    if options.micro_batches == 1 and not options.is_open and not options.is_staged:
+    is_whole = options.micro_batches == 1
+    if is_whole and not options.is_open and not options.is_staged:
         # A loop of one trip would refuse arguments that have no batch.
         options = replace(options, micro_batches=None)
         options = options if is_parted else replace(options, batch="", batch_statistics="")
@@ -166,7 +168,9 @@ def _planned(traced: Traced, options: PlanOptions) -> Planned:
         return _autotuned(traced, request, module, options)
     if options.by_scopes and options.micro_batches is None:
         return _in_batches(traced, request, options)
-    return _staged(traced, request, module, options) if in_stages else _one_program(traced, request, module, options)
+    if in_stages:
+        return _staged(traced, request, module, options)
+    return _one_program(traced, request, module, options, in_less=not is_whole and options.micro_batches is None)
 
 
 def _in_scopes(traced: Traced, options: PlanOptions) -> PlanOptions:
@@ -219,32 +223,48 @@ def _normalized(traced: Traced) -> ir.Module:
     return module
 
 
-def _one_program(traced: Traced, request: PlanRequest, module: ir.Module, options: PlanOptions) -> Planned:
-    """Returns the best plan of `module` in one program; with `aot` the one that the target's compiler chooses."""
+def _one_program(
+    traced: Traced, request: PlanRequest, module: ir.Module, options: PlanOptions, *, in_less: bool
+) -> Planned:
+    """Returns the best plan of `module` in one program; with `aot` the one that the target's compiler chooses.
+
+    With `in_less` a step that is not predicted to fit is planned so that it takes less memory.
+    """
     compiler_for = _compiler_for(traced, request, options, by_jit=True)
     if compiler_for is None:
-        return _predicted(traced, request, module)
+        return _predicted(traced, request, module, in_less=in_less)
     return _of_judged(traced, request, _comparer(traced, request, options, compiler_for).run())
 
 
-def _predicted(traced: Traced, request: PlanRequest, module: ir.Module) -> Planned:
+def _predicted(traced: Traced, request: PlanRequest, module: ir.Module, *, in_less: bool = False) -> Planned:
     """Returns the best plan of `module` in one program, as the search predicts it.
+
+    With `in_less` a step that does not fit is planned so that it takes less memory.
 
     The search lets a carried result have its argument's buffer. Where the caller keeps the argument, both are there:
     what that takes is known with the plan, and is counted then.
     """
     budget = request.budget_bytes
-    planned = _searched(traced, request, module)
+    planned = _searched(traced, request, module, in_less=in_less)
     kept = _kept_bytes(traced, planned.plan)
     if planned.plan.predicted.peak_bytes[0] + kept[0] > budget:
         again = replace(request, budget_bytes=max(1, budget - kept[0]))
-        planned = _searched(traced, again, read_traced(traced, make_context()))
+        planned = _searched(traced, again, read_traced(traced, make_context()), in_less=in_less)
         kept = _kept_bytes(traced, planned.plan)
     return replace(planned, plan=_with_kept(planned.plan, kept, budget))
 
 
-def _searched(traced: Traced, request: PlanRequest, module: ir.Module) -> Planned:
-    plan = search(module, traced.name, request.pass_options(), Remarks(traced.name), key_words(traced)).plan
+def _searched(traced: Traced, request: PlanRequest, module: ir.Module, *, in_less: bool) -> Planned:
+    """Returns the best plan; with `in_less`, where the step does not fit, one that takes less, which is logged."""
+    given, words = request.pass_options(), key_words(traced)
+    try:
+        plan = search(module, traced.name, given, Remarks(traced.name), words).plan
+    except RhinoError as error:
+        if not in_less:
+            raise
+        found = search_in_less(lambda: read_traced(traced, make_context()), traced.name, given, error, words)
+        module, plan = found.module, found.plan
+        _LOG.warning("%s: %s", traced.name, found.remarks.result(LessMemory).words)
     form, code = first_form(module)
     assert plan.sharding is not None
     return _of_traced(traced, module, replace(plan, sharding=replace(plan.sharding, form=form)), code)

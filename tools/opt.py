@@ -30,6 +30,7 @@ from rhino.passes.base import Item, Remarks, read_options
 from rhino.passes.frontend.normalize import Normalize
 from rhino.passes.pipeline.scope_stages import ranks_of_scopes
 from rhino.passes.planner.choose_layouts import LayoutChoice, host_shares
+from rhino.passes.planner.in_less_memory import LessMemory, search_in_less
 from rhino.passes.planner.unstaged_plan import search
 from rhino.passes.sharding.choose_shardings import ShardingChoice
 from rhino.passes.sharding.localize import Localize
@@ -154,6 +155,8 @@ class _Command:
             shards = any(name == "auto-shard" for name, _ in options.steps) and not options.verify_diagnostics
             if shards and (chosen := outcome.remarks.find(ShardingChoice)):
                 print(summary_text(chosen, outcome.remarks.find(LayoutChoice)), file=self.stderr)
+                if less := outcome.remarks.find(LessMemory):
+                    print(f"rhino-opt: {less.words}", file=self.stderr)
                 if not options.localize and (line := split_calls_text(chosen)):
                     print(line, file=self.stderr)
             if options.print_statistics:
@@ -203,8 +206,7 @@ class _Run:
 
     def with_alternative(self, error: RhinoError) -> RhinoError:
         """Returns an error that names what takes less memory, where that was not asked for."""
-        is_alone = [name for name, _ in self.options.asked.steps] == ["auto-shard"]
-        if error.exit_code != ExitCode.DOES_NOT_FIT or not is_alone:
+        if error.exit_code != ExitCode.DOES_NOT_FIT or not self.shards_alone:
             return error
         return replace(error, fix=f"{error.fix}; or --auto-parallel in place of --auto-shard: {OTHERS_NEED_LESS}")
 
@@ -219,12 +221,10 @@ class _Run:
                 module = self.searched(module, planner, result)
             elif self.options.aot and not self.options.is_decided:
                 module = self.compared(data, result)
-            elif self.options.makes_file:
-                save_plan(self.one_program(module, self.options, result.remarks), Path(self.options.plan))
-            elif self.options.is_decided and planner:
+            elif self.options.is_decided and planner and not self.options.makes_file:
                 module = self.decided(module, planner, result)
             else:
-                self.run_passes(module.operation, self.items, result.remarks)
+                module = self.in_one_program(module, data, result)
         if self.options.plan and self.options.output == "-":
             return b""
         if not self.options.emit_bytecode:
@@ -333,11 +333,42 @@ class _Run:
         self.run_passes(module.operation, [one for one in self.items if isinstance(one, Localize)], result.remarks)
         return module
 
+    def in_one_program(self, module: ir.Module, data: bytes, result: _Outcome) -> ir.Module:
+        """Returns the module after the passes; writes the plan's file if one was asked for.
+
+        A step of which only shardings were asked for is planned otherwise where it does not fit.
+        """
+        plan: Plan | None = None
+        try:
+            if self.options.makes_file:
+                plan = self.one_program(module, self.options, result.remarks)
+            else:
+                self.run_passes(module.operation, self.items, result.remarks)
+        except RhinoError as error:
+            if not self.shards_alone or self.options.is_whole:
+                raise
+            read, given = (lambda: read_module(data, self.file, self.context)), self.given(self.options)
+            found = search_in_less(read, Path(self.file).name, given, error)
+            module, result.remarks = found.module, found.remarks
+            plan = self.localized(found.plan, module, self.options, result.remarks)
+        if plan is not None and self.options.makes_file:
+            save_plan(plan, Path(self.options.plan))
+        return module
+
+    @property
+    def shards_alone(self) -> bool:
+        """Whether nothing but shardings was asked for."""
+        return [name for name, _ in self.options.asked.steps] == ["auto-shard"]
+
     def one_program(self, module: ir.Module, options: Namespace, remarks: Remarks) -> Plan:
         """Shards `module`, and returns the plan of that."""
+        plan = search(module, Path(self.file).name, self.given(options), remarks).plan
+        return self.localized(plan, module, options, remarks)
+
+    def localized(self, plan: Plan, module: ir.Module, options: Namespace, remarks: Remarks) -> Plan:
+        """Localizes a module that is sharded if that is asked for, and returns its plan with what was asked."""
         from rhino.tools.opt_search import asked  # noqa: PLC0415 - as above
 
-        plan = search(module, Path(self.file).name, self.given(options), remarks).plan
         self.run_passes(module.operation, [one for one in steps(options) if isinstance(one, Localize)], remarks)
         if options.timeline:
             print("rhino-opt: the plan is one program, which has no timeline", file=self.stderr)

@@ -159,6 +159,7 @@ def parse_command_line(argv: Sequence[str]) -> argparse.Namespace:
             "--emit-bytecode writes one module, and --split-input-file makes several",
             fix="leave one out",
         )
+    options.is_whole = options.num == 1
     if options.num is not None and not any("num" in _takes(name) for name, _ in options.steps):
         if options.num == 1 and any(name == "auto-shard" for name, _ in options.steps):
             take_whole(options)

@@ -1,4 +1,4 @@
-// RUN: rhino-opt --auto-shard --cluster=cpu4 --budget=4KiB --verify-diagnostics %s
+// RUN: rhino-opt --auto-shard --micro-batches=1 --cluster=cpu4 --budget=4KiB --verify-diagnostics %s
 // A budget that a step meets in neither form is the error of the step as it is written.
 
 // expected-error@unknown {{[RHI-SOLVE-001] no choice of shardings is predicted to fit 4 KiB per device}}

@@ -2,8 +2,8 @@
 // RUN: rhino-opt --rhino-remat=remat=0.9 --remarks-filter=stacks %s -o /dev/null 2>&1 | filecheck %s --check-prefix=REMARK
 // RUN: rhino-opt --rhino-remat=remat=1 --auto-shard --cluster=cpu4 --remarks-filter=nothing %s | filecheck %s --check-prefix=SPLIT
 // RUN: rhino-opt --auto-shard --cluster=cpu4 --mesh=2 --budget=300KiB %s | filecheck %s --check-prefix=UNASKED
-// RUN: not --exit-code=3 rhino-opt --auto-shard --cluster=cpu4 --mesh=2 --budget=300KiB --remat=0 %s 2>&1 | filecheck %s --check-prefix=KEPT
-// RUN: not --exit-code=3 rhino-opt --auto-shard --cluster=cpu4 --mesh=2 --budget=100KiB %s 2>&1 | filecheck %s --check-prefix=NEVER
+// RUN: not --exit-code=3 rhino-opt --auto-shard --cluster=cpu4 --mesh=2 --budget=300KiB --remat=0 --micro-batches=1 %s 2>&1 | filecheck %s --check-prefix=KEPT
+// RUN: not --exit-code=3 rhino-opt --auto-shard --cluster=cpu4 --mesh=2 --budget=100KiB --micro-batches=1 %s 2>&1 | filecheck %s --check-prefix=NEVER
 // What a layer of a loop goes from is stacked in place of what it makes, which the backward loop's round computes again; what
 // starts a round by its number is computed by that of the layer. A step that does not fit as it is is planned so unasked.
 
