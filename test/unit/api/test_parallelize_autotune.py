@@ -200,7 +200,7 @@ def test_what_does_not_fit_as_shardings_alone_is_found_by_autotuning():
     shapes = (SHAPES[0], Shape((32 * ROWS, WIDTH), jnp.float32))
     said = {"cluster": "cpu2", "mesh": "2", "budget": "300KiB", "donate_argnums": 0}
     with pytest.raises(RhinoError, match=r"(?s)RHI-SOLVE-001.*search='autotune'"):
-        rhino.parallelize(step, **said).plan(*shapes)
+        rhino.parallelize(step, micro_batches=1, **said).plan(*shapes)
     plan = rhino.parallelize(step, search="autotune", stages=1, jobs=1, **said).plan(*shapes)
     assert plan.facts.num_micro_batches > 1
     assert plan.facts.predicted.largest_peak_bytes <= 300 * 1024
