@@ -170,11 +170,19 @@ class Window(NamedTuple):
     """What is known of a tensor that others need not wait for while it is on its way.
 
     For so many seconds something is computed while it is gathered, scattered and reduced. So many bytes are sent
-    together, of it and others; none if it is alone.
+    together, of it and others; none if it is alone. `carried` are the seconds in which it, or what it follows from, is
+    scattered if that may end in the next trip of a loop, and if it has to in the same, as where a gather follows.
     """
 
     seconds: tuple[float, float, float]
     joined_bytes: int
+    carried: tuple[float, float] = (0.0, 0.0)
+
+    def kept_s(self, gather_s: Floats) -> Floats:
+        """Returns the seconds of a scatter that a gather behind it, which takes as long, keeps from the next trip."""
+        later_s, same_s = self.carried
+        kept: Floats = np.minimum(gather_s, later_s) - np.minimum(gather_s, same_s)
+        return np.maximum(kept, 0.0)
 
 
 def reshard_seconds(
@@ -190,7 +198,8 @@ def reshard_seconds(
 
     They are infinite where there is no path. `is_narrow` says that it is moved in elements half as wide. With a window,
     collectives that the target hides are hidden by what is computed meanwhile, those of one path in the least of their
-    windows, and collectives that are joined take their part of the time of the first byte.
+    windows, and collectives that are joined take their part of the time of the first byte. A gather of what a loop
+    would scatter in its next trip takes what that hides in addition.
     """
     affine, which = _affine(model, tuple(given), tuple(needed), is_narrow)
     fixed, slope, joined = affine[:, :3].T
@@ -203,7 +212,9 @@ def reshard_seconds(
         is_joined = np.array([one in model.target.joined for one in HIDDEN])
         sent_s = hidden_fixed * (1 - left * is_joined) + hidden_slope * kind.num_bytes
         room_s = np.where(sent_s > 0, window.seconds, inf).min(axis=1)
-        hidden_s = np.minimum(sent_s.sum(axis=1), room_s) * (1 - model.target.unhidden)
+        gathers, sums_s = HIDDEN.index("all_gather"), sent_s[:, 1:].sum(axis=1)
+        kept_s = np.where(sums_s > 0, 0.0, window.kept_s(sent_s[:, gathers]))
+        hidden_s = (np.minimum(sent_s.sum(axis=1), room_s) - kept_s) * (1 - model.target.unhidden)
         seconds = seconds - left * joined + sent_s.sum(axis=1) - hidden_s
     return seconds[which]
 
@@ -227,9 +238,11 @@ def step_seconds(
     is_hidden = model.target.are_hidden(model.device, [step.kind for step in steps], is_sum=bool(partial_axes(needed)))
     behind = [number for number, second in enumerate(seconds) if is_hidden[number] and second > 0]
     behind_s = sum(seconds[number] for number in behind)
+    kinds = [steps[number].kind for number in behind]
+    kept_s = float(window.kept_s(np.array(behind_s))) if set(kinds) == {"all_gather"} else 0.0
     for number in behind:
-        hidden_s = min(behind_s, *(room_s[steps[one].kind] for one in behind)) * (1 - model.target.unhidden)
-        seconds[number] *= 1 - hidden_s / behind_s
+        hidden_s = min(behind_s, *(room_s[kind] for kind in kinds)) - kept_s
+        seconds[number] *= 1 - hidden_s * (1 - model.target.unhidden) / behind_s
     return tuple(seconds)
 
 

@@ -10,8 +10,9 @@ gathered while the backward pass goes on: from when its gradient is there to whe
 Where reductions are asynchronous, those of gradients are in a queue: they go on while the products behind the first
 gradient of a loop's body, or of what lies between loops, are computed, and each has its part of that time, by its
 bytes. What is joined last begins when the last gradient is there, and has what is computed behind it alone; a loop's
-next trip hides it where the compiler pipelines that kind. Weights that are gathered in the same time take their part
-of it, by their bytes.
+next trip hides it where the compiler pipelines that kind, unless its result is gathered in the same trip: then the
+gather takes what that would hide (`Window.carried`). Weights that are gathered in the same time take their part of it,
+by their bytes.
 
 What is joined pays its part of a bucket's launch, as its bytes are of a full one, or of all that there is to send: the
 members of a full bucket pay one launch, and so do scalars, all together, that all else waits for. What products give
@@ -52,7 +53,9 @@ class Windows:
     Shapes: `is_weight` [values] is what no product makes, `gradients` [values] the seconds in which what no product
     reads may be gathered, scattered and reduced, None for anything else. `readers` [ops] are those that a weight may be
     on its way to an op, None where that hands it on, and `stored` [values] those that it may be to where it lies for
-    all its readers. `joined_bytes` [values] are sent together with a value, none where it is sent alone.
+    all its readers. `joined_bytes` [values] are sent together with a value, none where it is sent alone. `carried`
+    [ops] are the seconds in which what a product gives is scattered, with a loop's next trip and without, and `makers`
+    [values] the last product or loop that each value follows from, -1 where none is.
     """
 
     is_weight: list[bool]
@@ -60,6 +63,8 @@ class Windows:
     readers: list[float | None]
     stored: list[float]
     joined_bytes: list[int]
+    carried: list[tuple[float, float]]
+    makers: list[int]
 
     def window(self, value: int, reader: int | None) -> Window | None:
         """Returns the window of a value on its way to a reader, or to where it lies or is returned if that is None.
@@ -74,7 +79,9 @@ class Windows:
         if seconds is None:
             return None
         gather_s, scatter_s, reduce_s = (round(one, _DIGITS) for one in seconds)
-        return Window((gather_s, scatter_s, reduce_s), self.joined_bytes[value])
+        maker = -1 if self.is_weight[value] else self.makers[value]
+        later_s, same_s = (round(one, _DIGITS) for one in self.carried[maker]) if maker >= 0 else (0.0, 0.0)
+        return Window((gather_s, scatter_s, reduce_s), self.joined_bytes[value], (later_s, same_s))
 
 
 def windows(order: Order, model: CostModel, op_s: Sequence[float]) -> Windows | None:
@@ -99,10 +106,12 @@ def windows(order: Order, model: CostModel, op_s: Sequence[float]) -> Windows | 
     for kind, times_result in (("reduce_scatter", prod(model.sizes)), ("all_reduce", 1)):
         limit, carries_on = target.joined_bytes * times_result, kind in target.carries_on
         sums.append(order.reductions(until, limit, carries_on=carries_on) if kind in hidden else [0.0] * graph.num_ops)
+    in_trip = order.reductions(until, target.joined_bytes * prod(model.sizes), carries_on=False)
+    carried = list(zip(sums[0], in_trip if "reduce_scatter" in target.carries_on else sums[0], strict=True))
     readers, stored = order.weights(until, are_shared=len(hidden) > 1)
     is_packed = is_joined if packing else [False] * graph.num_values
     gradients = order.gradients(until, is_joined, list(zip(*sums, strict=True)), is_packed)
-    return Windows(order.is_weight, gradients, readers, stored, joined_bytes)
+    return Windows(order.is_weight, gradients, readers, stored, joined_bytes, carried, order.makers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +267,7 @@ class Order:
         """
         room = [0.0] * self.graph.num_ops if all(is_joined) else self._room_behind(until)
         found: list[tuple[float, float, float] | None] = [None] * self.graph.num_values
-        for value, maker in enumerate(self._makers):
+        for value, maker in enumerate(self.makers):
             if not self._is_read[value] and not self.is_weight[value]:
                 gather_s = 0.0 if maker < 0 or is_joined[value] else room[maker]
                 is_given = maker >= 0 and self.graph.value_op[value] == maker and not is_packed[value]
@@ -301,7 +310,7 @@ class Order:
         return is_read
 
     @cached_property
-    def _makers(self) -> list[int]:
+    def makers(self) -> list[int]:
         """The last product or loop that each value follows from, -1 where none is [values]."""
         makers = [-1] * self.graph.num_values
         for op, name in enumerate(self.names):

@@ -496,7 +496,8 @@ class Builder(Tables):
         if window is not None and any(window.seconds):
             longest_s = self.longest_s(use)
             gather_s, scatter_s, reduce_s = (inf if s >= longest_s else s for s in window.seconds)
-            window = window._replace(seconds=(gather_s, scatter_s, reduce_s))
+            later_s, same_s = (inf if s >= longest_s else s for s in window.carried)
+            window = window._replace(seconds=(gather_s, scatter_s, reduce_s), carried=(later_s, same_s))
         is_narrow = self.narrow.is_moved(value, time if is_op else None)
         is_fetched = is_op and self.op_costs.is_fetched(value, time)
         return Way(use, window, is_narrow, is_fetched, is_end and self.op_costs.near_bytes > 0)

@@ -327,11 +327,33 @@ def test_gradients_of_a_loop_are_scattered_in_its_next_trip_too_and_reduced_behi
         assert gather_s == 0
         assert scatter_s == pytest.approx(share * (10 + 10 + 10) / 2)
         assert reduce_s == pytest.approx(share * 10 / 2)
+        within = share * 10 / 2  # both are joined, and begin behind the second
+        readers = [op for op, name in enumerate(names) if name == "dynamic_update_slice"]
+        parts = [graph.operands(reader).tolist()[1] for reader in readers]  # what follows from gradients
+        for one in (value, *parts):
+            assert windows_.window(one, None).carried == pytest.approx((scatter_s, within))
     weight = graph.operands(read).tolist()[1]
     assert window_s(windows_, weight, None) == pytest.approx((1 - share) * (1 + 10))
     assert window_s(windows_, weight, again) == 10 + 10  # from when the first product that reads it begins
     (loop,) = [op for op, name in enumerate(names) if name == "while"]
     assert windows_.window(graph.results(loop)[3], None).seconds == (0, 0, 0)
+
+
+def test_a_gather_of_what_the_next_trip_would_scatter_takes_what_that_hides():
+    model, kind = model_of("gpu"), program_of(LAYERS).graph.type_of(W1)
+
+    def both(window):
+        pairs = [(PARTIAL, split(0)), (split(0), REPLICATED)]
+        return [float(reshard_seconds(model, kind, [a], [b], window=window)[0, 0]) for a, b in pairs]
+
+    waited = both(None)
+    assert sum(both(Window((0.0, 1.0, 0.0), 0, (1.0, 0.0)))) == pytest.approx(sum(waited))
+    half_s = waited[1] / 2  # so much of it is hidden in the same trip too
+    found = both(Window((0.0, 1.0, 0.0), 0, (1.0, half_s)))
+    assert sum(found) == pytest.approx(sum(waited) - half_s * (1 - model.target.unhidden))
+    assert both(Window((0.0, 1.0, 0.0), 0, (1.0, 1.0)))[1] == waited[1]
+    alone = Window((0.0, 1.0, 0.0), 0, (1.0, 0.0))  # nothing is gathered
+    assert reshard_seconds(model, kind, [PARTIAL], [split(0)], window=alone)[0, 0] < waited[0]
 
 
 # What compilers made
@@ -421,7 +443,14 @@ def test_reductions_of_gradients_are_joined_on_gpus():
 
 @pytest.mark.parametrize("cluster", ["cpu8", "v5e-8", "v6e-8", "h100x8"])
 @pytest.mark.parametrize(
-    "window", [None, Window((0, 0, 0), 0), Window((1e-5, 2e-5, 0), 30 << 20), Window((0, 1e-5, 1), WHOLE // 2)]
+    "window",
+    [
+        None,
+        Window((0, 0, 0), 0),
+        Window((1e-5, 2e-5, 0), 30 << 20),
+        Window((0, 1e-5, 1), WHOLE // 2),
+        Window((0, 1, 0), 0, (1, 1e-6)),
+    ],
 )
 def test_the_steps_of_a_path_take_what_the_path_takes(cluster, window):
     model = model_of(cluster, (2, 4))
