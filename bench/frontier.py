@@ -328,7 +328,7 @@ class Result:
 
 def planned(who: str, step: Path, words: Sequence[str], timeout_s: float) -> Found:
     """Returns the plan that the command makes of a step, or why it makes none."""
-    plan = step.with_name("plan")
+    plan = Path(tempfile.mkdtemp(dir=step.parent)) / "plan"  # one in stages is a folder, another a file
     command = [sys.executable, "-c", "import rhino.tools.opt; rhino.tools.opt.main()", str(step), f"--plan={plan}"]
     before = _children_s()
     try:
