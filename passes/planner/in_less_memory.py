@@ -58,7 +58,7 @@ def search_in_less(
 
 @dataclass
 class _Tries:
-    """What was tried of a step that does not fit as asked for: why each try did not fit, and micro-batches so far."""
+    """What was tried of a step that does not fit: why each try does not, and the micro-batches that need least."""
 
     read: Callable[[], ir.Module]
     name: str
@@ -84,7 +84,9 @@ class _Tries:
                 return found
             if found.exit_code != ExitCode.DOES_NOT_FIT:
                 return None
-            needed, self.micro_batches = _needed(found), number
+            needed = _needed(found)
+            if needed < before:  # they may need more, for what they accumulate
+                self.micro_batches = number
             if needed < inf and needed - (before - needed) > budget:  # so much is left of ever smaller ones
                 return None
             before, number = needed, 2 * number
