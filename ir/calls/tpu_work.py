@@ -14,14 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rhino.ir.calls.tpu_points import MOST_POINTS, Ints, Known, Points, window_place
+from rhino.ir.graph.graph import BARRIER, WHILE
 from rhino.ir.graph.rules import CallWork
 from rhino.ir.mlir.bindings import ir
-from rhino.ir.mlir.reader import maker_of, walk
+from rhino.ir.mlir.reader import end_of, maker_of, walk
 from rhino.ir.mlir.tpu_kernels import Kernel, parse_kernel
 
 _MATMUL: Final = "tpu.matmul"
-Counts = NDArray[np.float64]
+Times = NDArray[np.float64]
 """Numbers at the points of a grid [grid], a dim of which has size 1 where it does not matter."""
+Counts = dict[tuple[int, ...], Times]
+"""Such numbers, by shape, which are to be added: each hangs on few dims, and all together may hang on every one."""
 
 
 def kernel_work(config: str) -> CallWork | None:
@@ -36,11 +39,30 @@ def tables_of(kernel: Kernel, op: ir.Operation) -> list[Ints | None]:
 
 
 def _constant(value: ir.Value[Any]) -> Ints | None:
-    maker = maker_of(value)
+    maker = _source(value)
     if maker is None or maker.name != "stablehlo.constant":
         return None
     given = maker.attributes["value"]
     return np.array(given, np.int64) if isinstance(given, ir.DenseIntElementsAttr) else None
+
+
+def _source(value: ir.Value[Any]) -> ir.Operation | None:
+    """Returns the op that has made a value, outside of loops that keep it and before barriers; None where none has."""
+    while True:
+        maker = maker_of(value)
+        if maker is None:
+            number, loop = ir.BlockArgument(value).arg_number, ir.BlockArgument(value).owner.owner.operation
+        elif maker.name in (WHILE, BARRIER):
+            number, loop = ir.OpResult(value).result_number, maker
+        else:
+            return maker
+        if loop.name not in (WHILE, BARRIER):
+            return None
+        if loop.name == WHILE:
+            body = loop.regions[1].blocks[0]
+            if end_of(body).operands[number] != body.arguments[number]:
+                return None
+        value = loop.operands[number]
 
 
 def work_of(kernel: Kernel, tables: Sequence[Ints | None] = ()) -> tuple[CallWork, Counts]:
@@ -59,8 +81,9 @@ def work_of(kernel: Kernel, tables: Sequence[Ints | None] = ()) -> tuple[CallWor
         moved += round(_moves(places, kernel.bounds) * num_bytes)
     products = [op for op in walk(kernel.body) if op.name == _MATMUL]
     dtype = str(ir.VectorType(products[0].operands[0].type).element_type) if products else ""
-    steps, every = prod(kernel.bounds), flops + product_flops
-    return CallWork(round(every.mean() * steps), round(product_flops.mean() * steps), dtype, moved), every
+    every = _plus(dict(flops), product_flops)
+    total, in_products = (round(_mean(one) * prod(kernel.bounds)) for one in (every, product_flops))
+    return CallWork(total, in_products, dtype, moved), every
 
 
 def loads_along(counts: Counts, bounds: Sequence[int], grid: int, cut: int) -> tuple[int, ...]:
@@ -68,9 +91,10 @@ def loads_along(counts: Counts, bounds: Sequence[int], grid: int, cut: int) -> t
 
     Nothing is returned where they are the same everywhere.
     """
-    if counts.shape[grid] == 1:
-        return ()
-    line = counts.mean(axis=tuple(number for number in range(len(bounds)) if number != grid))
+    others = tuple(number for number in range(len(bounds)) if number != grid)
+    line = np.zeros(bounds[grid])
+    for one in counts.values():
+        line = line + one.mean(axis=others)
     places = line.reshape(-1, cut).sum(axis=1) * (prod(bounds) // bounds[grid])
     return tuple(round(one) for one in places.tolist()) if (places != places[0]).any() else ()
 
@@ -89,35 +113,43 @@ def _moves(places: Sequence[Known], bounds: Sequence[int]) -> float:
     return times * changes / prod(shape)
 
 
+def _mean(counts: Counts) -> float:
+    return sum(float(one.mean()) for one in counts.values())
+
+
 def _counted(block: ir.Block, points: Points) -> tuple[Counts, Counts]:
     """Returns the operations of a block at the points of the grid: on elements, and in matrix products."""
-    flops = product_flops = np.zeros((1,) * len(points.bounds))
+    flops, product_flops = Counts(), Counts()
+    once = np.ones((1,) * len(points.bounds))
     for view in block.operations:
         op = view.operation
         times = _times(op, points)
         for region, share in zip(op.regions, times, strict=False):
             for inside in region.blocks:
                 own = _counted(inside, points)
-                flops, product_flops = _plus(flops, share, own[0]), _plus(product_flops, share, own[1])
+                _plus(flops, own[0], share)
+                _plus(product_flops, own[1], share)
         if op.name == _MATMUL:
             lhs, rhs, result = (prod(ir.VectorType(one.type).shape) for one in (*list(op.operands)[:2], op.results[0]))
-            product_flops = product_flops + 2 * result * (lhs * rhs / result) ** 0.5
+            _plus(product_flops, {once.shape: once * 2 * result * (lhs * rhs / result) ** 0.5})
         elif op.name.startswith(("arith.", "math.", "vector.multi_reduction")) and op.name != "arith.constant":
             kinds = [one.type for one in (*op.operands, *op.results) if isinstance(one.type, ir.VectorType)]
-            flops = flops + max((prod(ir.VectorType(kind).shape) for kind in kinds), default=0)
+            _plus(flops, {once.shape: once * max((prod(ir.VectorType(kind).shape) for kind in kinds), default=0)})
     return flops, product_flops
 
 
-def _plus(counts: Counts, times: Counts, more: Counts) -> Counts:
-    """Returns `counts`, and `more` so many times; on average where that is another number at too many points."""
-    shape = np.broadcast_shapes(counts.shape, times.shape, more.shape)
-    if prod(shape) > MOST_POINTS:
-        times, more = times.mean(keepdims=True), more.mean(keepdims=True)
-        counts = counts.mean(keepdims=True)
-    return counts + times * more
+def _plus(counts: Counts, more: Counts, times: Times | None = None) -> Counts:
+    """Adds `more` to `counts`, so many times; on average where that is another number at too many points."""
+    for one in more.values():
+        factor = np.ones_like(one) if times is None else times
+        if prod(np.broadcast_shapes(factor.shape, one.shape)) > MOST_POINTS:
+            factor, one = factor.mean(keepdims=True), one.mean(keepdims=True)
+        added = factor * one
+        counts[added.shape] = counts[added.shape] + added if added.shape in counts else added
+    return counts
 
 
-def _times(op: ir.Operation, points: Points) -> tuple[Counts, ...]:
+def _times(op: ir.Operation, points: Points) -> tuple[Times, ...]:
     """Returns how often each region of an op runs, once where nobody knows."""
     once = np.ones((1,) * len(points.bounds))
     if op.name == "scf.if":

@@ -24,7 +24,9 @@ from rhino.ir.graph.rules import Rule, parse_rule
 from rhino.ir.mlir.bindings import ir, make_context, stablehlo
 from rhino.ir.mlir.reader import aliases_of, entry_function, maker_of, walk
 from rhino.ir.mlir.tpu_kernels import is_kernel, read_kernel
+from rhino.passes.base import Remarks
 from rhino.passes.frontend.inline import inline_calls
+from rhino.passes.frontend.normalize import Normalize
 
 long = pytest.mark.long
 
@@ -585,6 +587,25 @@ def test_half_of_a_causal_mask_that_is_a_constant_is_not_counted_and_the_last_qu
     assert factor == rule_of(op).names[rule_of(op).operands[2][1][0]]
     np.testing.assert_allclose(np.array(loads) / loads[0], np.arange(1, blocks + 1), rtol=1e-2)
     assert sum(loads) == pytest.approx(found.work.flops, rel=1e-6)
+
+
+def test_a_mask_is_known_inside_of_loops_and_behind_barriers():
+    length, width = 256, 128
+
+    def layers(x, weights):
+        @jax.checkpoint
+        def layer(x, weight):
+            mask = masks.MultiHeadMask([masks.CausalMask((length, length))] * 2)
+            return splash.make_splash_mha_single_device(mask)(x @ weight, x, x), None
+
+        return jax.lax.scan(layer, x, weights)[0].astype(jnp.float32).sum()
+
+    module, _ = lowered(jax.grad(layers, (0, 1)), shape(2, length, width), shape(3, width, width))
+    with module.context, ir.Location.unknown():
+        Normalize().run(module.operation, Remarks())
+    found = [kernel_rule(op) for op in walk(module.operation) if is_kernel(op)]
+    assert len(found) == 4  # the forward pass twice
+    assert all(rule.loads for rule in found)
 
 
 def test_a_result_takes_the_memory_of_the_operand_that_splits_like_it():
