@@ -17,6 +17,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Set
 from typing import Final
 
+import numpy as np
+
+from rhino.ir.arrays import Bools
 from rhino.ir.graph.graph import BARRIER, COSTLY, PART_UPDATE, REDUCE, REPEATS, Graph
 from rhino.strategies.cost.cost_model import PRODUCTS
 from rhino.strategies.cost.target import Fusion
@@ -32,8 +35,12 @@ _ALSO: Final[Mapping[Fusion, Set[str]]] = {"cheap": set(), "products": set(), "a
 _DIVIDE: Final = "stablehlo.divide"
 
 
-def in_memory(graph: Graph, stored: Collection[int], fusion: Fusion, *, by_bytes: bool = False) -> list[bool]:
+def in_memory(
+    graph: Graph, stored: Collection[int], fusion: Fusion, *, by_bytes: bool = False, inside: Bools | None = None
+) -> list[bool]:
     """Returns which values lie in memory [values]; `stored` are some that do for reasons of their own.
+
+    With `inside` [ops], the program has these ops alone, and its arguments are what it does not compute.
 
     A view of what lies in memory lies there, and is none by itself. `by_bytes` says that several kernels compute only
     that for which they read no more than it takes to store it, as `PriorityFusion` does: of layers that are added to a
@@ -47,9 +54,10 @@ def in_memory(graph: Graph, stored: Collection[int], fusion: Fusion, *, by_bytes
     """Kernels with a product in them."""
     multiplied = set[int]()
     """What products read in memory, and what that is a view of: for products there is one layout."""
-    for op in range(graph.num_ops - 1, -1, -1):
+    ops = range(graph.num_ops) if inside is None else np.flatnonzero(inside).tolist()
+    for op in reversed(ops):
         cls, results = graph.cls(op), graph.results(op)
-        inside = {op}
+        own = {op}
         is_product = fusion == "products" and cls.name in PRODUCTS
         is_kernel = cls.fusible or cls.is_view or is_product or cls.name in _ALSO[fusion]
         if len(results) == 1 and is_kernel and results.start not in from_memory:
@@ -63,19 +71,19 @@ def in_memory(graph: Graph, stored: Collection[int], fusion: Fusion, *, by_bytes
                 is_inside = cls.free or len(read_by) <= 1 or may_be
             if is_inside:
                 found[results.start] = False
-                inside = read_by
+                own = read_by
         if is_product:
-            products |= inside
+            products |= own
         for position, value in enumerate(graph.operands(op).tolist()):
             if cls.name != BARRIER and (is_kernel or cls.name == REDUCE or (cls.name == PART_UPDATE and position == 1)):
-                kernels[value] |= inside
+                kernels[value] |= own
             else:
                 from_memory.add(value)
         if fusion == "all" and (cls.name in PRODUCTS or (cls.is_view and multiplied.intersection(results))):
             multiplied.update(graph.operands(op).tolist())
             from_memory.update(graph.operands(op).tolist())
     views, returned = set[int](), set(graph.returns)
-    for op in range(graph.num_ops):
+    for op in ops:
         if graph.cls(op).is_view:
             for value, operand in zip(graph.results(op), graph.operands(op).tolist(), strict=True):
                 if found[value] and value not in returned and (found[operand] or operand in views):

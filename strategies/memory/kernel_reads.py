@@ -8,39 +8,47 @@ What is cut out or looked up is read by each op for itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Collection, Sequence, Set
 
 import numpy as np
 
-from rhino.ir.arrays import Ints
+from rhino.ir.arrays import Bools, Ints
 from rhino.ir.graph.graph import Graph
 from rhino.strategies.cost.cost_model import CostModel
 from rhino.strategies.cost.op_costs import READS_PART, OpCosts
 from rhino.strategies.memory.fusion import in_memory
 
 
-def kernel_costs(graph: Graph, model: CostModel, alone: Sequence[bool], in_place: Set[int]) -> OpCosts:
+def kernel_costs(
+    graph: Graph,
+    model: CostModel,
+    alone: Sequence[bool],
+    in_place: Set[int],
+    given: Collection[int] = (),
+    inside: Bools | None = None,
+) -> OpCosts:
     """Returns what ops take in a program, in which some values are written `in_place`.
 
+    It is of `inside` [ops] alone, or of all, and returns the values `given` beside those that the graph returns.
     A target that fuses what is cheap has a kernel for each other op, which reads its operands; the values `alone`
     [values] lie in its memory. Kernels of others read as `kernel_reads` says.
     """
     fusion = model.target.fusion
     if fusion == "cheap":
         return OpCosts(graph, model, alone, in_place)
-    stored = in_memory(graph, (), fusion, by_bytes=True)
-    return OpCosts(graph, model, stored, in_place, kernel_reads(graph, stored, in_place).tolist())
+    stored = in_memory(graph, given, fusion, by_bytes=True, inside=inside)
+    return OpCosts(graph, model, stored, in_place, kernel_reads(graph, stored, in_place, inside).tolist())
 
 
-def kernel_reads(graph: Graph, stored: Sequence[bool], in_place: Set[int]) -> Ints:
+def kernel_reads(graph: Graph, stored: Sequence[bool], in_place: Set[int], inside: Bools | None = None) -> Ints:
     """Returns in how many kernels an op is the first to read each of its operands from memory [uses].
 
     `stored` [values] are the results of kernels, and `in_place` those that are written into a larger value, which is
-    not read.
+    not read. With `inside` [ops], the program has these ops alone.
     """
     counts = np.zeros(len(graph.uses), dtype=np.int64)
     source = _sources(graph, stored)
-    for op in range(graph.num_ops):
+    for op in range(graph.num_ops) if inside is None else np.flatnonzero(inside).tolist():
         results = graph.results(op)
         if not graph.cls(op).free and (not results or any(stored[value] for value in results)):
             _count(graph, stored, source, op, 1 if results and results[0] in in_place else 0, counts)

@@ -19,6 +19,7 @@ from rhino.ir.graph.graph import Graph, materialized
 from rhino.strategies.choice.sharding_plan import ShardingPlan
 from rhino.strategies.cost.cost_model import CostModel
 from rhino.strategies.cost.op_costs import OpCosts
+from rhino.strategies.memory.kernel_reads import kernel_costs
 from rhino.strategies.memory.resident_rows import written_in_place
 from rhino.strategies.pipeline.activation_stash import Handing
 
@@ -38,7 +39,7 @@ def split_backward_cost(plan: ShardingPlan, model: CostModel, handing: Handing) 
     """Returns what the ops of a plan's micro-batch take more in two programs than in one."""
     graph, parts = plan.graph, handing.parts
     in_place = written_in_place(graph)
-    unsplit = OpCosts(graph, model, materialized(graph).tolist(), in_place)
+    unsplit = kernel_costs(graph, model, materialized(graph).tolist(), in_place)
     times = graph.times() / (1 if parts.loop is None else max(1, parts.loop.trips or 1))
     late = np.arange(graph.num_ops) > handing.turns[0]
     again = np.zeros(graph.num_ops, dtype=bool)
@@ -47,8 +48,9 @@ def split_backward_cost(plan: ShardingPlan, model: CostModel, handing: Handing) 
     found = SplitBackwardCost(np.zeros(graph.num_ops), np.zeros(graph.num_ops))
 
     def program(ops: Bools, given: Iterable[int]) -> OpCosts:
-        in_memory = materialized(graph, parts.body & (ops | parts.free), (*given, *left, *graph.returns))
-        return OpCosts(graph, model, in_memory.tolist(), in_place)
+        inside, returned = parts.body & (ops | parts.free), (*given, *left)
+        alone = materialized(graph, inside, (*returned, *graph.returns)).tolist()
+        return kernel_costs(graph, model, alone, in_place, returned, inside)
 
     back = program(late | again, ())
     for costs, ops in ((program(~late, handing.halves.kept), ~late), (back, late)):

@@ -25,7 +25,7 @@ import numpy as np
 
 from rhino.ir.arrays import Ints
 from rhino.strategies.pipeline.schedules import Order
-from rhino.strategies.pipeline.stages.balance import WITHOUT_SECONDS, tolerance_of
+from rhino.strategies.pipeline.stages.balance import WITHOUT_SECONDS, leaves_idle, tolerance_of
 from rhino.strategies.pipeline.stages.line import cut, least_limit, lines_of, on_devices, stretches
 from rhino.strategies.pipeline.stages.merge import Merged, merge
 from rhino.strategies.pipeline.stages.rows import StageRows
@@ -123,6 +123,8 @@ class _Search:
         self.best: Ints | None = None
         self.best_cost = np.inf
         self.method = ""
+        self.may_idle = True
+        """Whether a choice may leave a device without work once there is another: only where a tolerance is given."""
 
     def least_work(self, tolerance: float) -> float | Infeasible | Unsolved:
         """Returns the least work that the device with the most can have, as far as is known.
@@ -186,7 +188,8 @@ class _Search:
     def run(self, least_s: float, tolerance: float | None) -> StageAnswer | Infeasible | Unsolved:
         """Returns the best choice within a tolerance of the least work."""
         if tolerance is None:
-            tolerance = tolerance_of(self.problem, self.order, lambda one: self.on_lines(least_s * (1 + one)))
+            tolerance = tolerance_of(self.problem, self.order, least_s, lambda one: self.on_lines(least_s * (1 + one)))
+            self.may_idle = False
         limit_s = least_s * (1 + tolerance)
         self.cut_lines(limit_s)
         if self.even is not None:
@@ -242,6 +245,7 @@ class _Search:
             (self.best is None or cost < self.best_cost * (1 - self.worth))
             and self.problem.is_legal(stage)
             and fits(self.problem, device, limit_s)
+            and (self.may_idle or self.best is None or not leaves_idle(self.problem, stage))
         ):
             self.best, self.best_cost, self.method = stage, cost, method
             return True

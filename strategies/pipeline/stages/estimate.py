@@ -23,7 +23,7 @@ from rhino.strategies.choice.sharding_plan_costs import Sharded
 from rhino.strategies.pipeline.activation_stash import Handing
 from rhino.strategies.pipeline.schedules.base import Order
 from rhino.strategies.pipeline.split_backward_cost import split_backward_cost
-from rhino.strategies.pipeline.stages.balance import awaited_nodes, stage_times
+from rhino.strategies.pipeline.stages.balance import awaited_nodes, leaves_idle, stage_times
 from rhino.strategies.pipeline.stages.line import (
     Line,
     StageStretches,
@@ -238,14 +238,21 @@ class StageEstimates:
         """Yields each node's virtual stage in the best cut of a line within each tolerance, in its best balance.
 
         A wider one cannot pay where all that it moves less in a step takes no longer than what its largest stage has
-        more to do.
+        more to do. That is known before it is cut: it has more to do than what a narrower one allows.
         """
         pieces = [self._unpinned(problem, one) for one in self._pieces_of(problem)]
         least_s = min(least_work(problem, parts) for parts in pieces)
         if least_s == np.inf:
             return
         taken: list[tuple[float, float]] = []
+
+        def pays(moved: float, work_s: float) -> bool:
+            return all(other - moved > problem.num_micro_batches * (work_s - other_s) for other, other_s in taken)
+
+        limit_s = least_s
         for tolerance in self.tolerances:
+            if not pays(0.0, limit_s):
+                return
             limit_s = least_s * (1 + tolerance)
             found = [
                 (one[0], number)
@@ -254,10 +261,13 @@ class StageEstimates:
             ]
             moved, number = min(found)
             work_s = least_limit(problem, pieces[number], limit_s, moved)
-            if all(other - moved > problem.num_micro_batches * (work_s - other_s) for other, other_s in taken):
+            if pays(moved, work_s):
                 best = cut(problem, pieces[number], work_s)
                 assert best is not None, "the least limit is one under which a cut exists"
-                yield self.lines[number].stages(problem, best[1])
+                stage = self.lines[number].stages(problem, best[1])
+                if taken and leaves_idle(problem, stage):
+                    return
+                yield stage
                 taken.append((moved, work_s))
 
 

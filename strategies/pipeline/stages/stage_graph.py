@@ -248,7 +248,7 @@ class _Builder:
             turns=tuple(others),
             turns_round=turns_round,
             in_seconds=self.link is not None,
-            apart=np.maximum(more + again, 0.0) if more.any() or again.any() else np.zeros(0),
+            apart=np.maximum(more + again, -work) if more.any() or again.any() else np.zeros(0),
             again=again if again.any() else np.zeros(0),
             group=self.unlike.group if self.unlike else (),
             time_ratio=self._time_ratio(node, body, work),

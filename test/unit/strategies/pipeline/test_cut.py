@@ -353,3 +353,19 @@ def test_memory_that_is_enough_for_everything_on_one_device_needs_no_rows():
     )
     assert free == enough
     assert less > free
+
+
+def test_devices_keep_work_where_no_tolerance_is_given():
+    """All on one device takes no transfers, and is within 1 of the best balance of two: it was not asked for."""
+    problem = problem_of(2, [1.0, 1.0], [(0, [1], 50.0)], in_seconds=True)
+    chosen = solve_stages(problem, None)
+    assert sorted(problem.device_work(problem.device(chosen.stage)).tolist()) == [1.0, 1.0]
+    given = solve_stages(problem, 1.0)
+    assert sorted(problem.device_work(problem.device(given.stage)).tolist()) == [0.0, 2.0]
+
+
+def test_a_step_of_transfers_is_cut_far_from_the_best_balance():
+    """The cut of 6 and 14 moves little, and is 0.4 over the best balance: the step is shorter by what is not moved."""
+    problem = problem_of(2, [6.0, 4.0, 10.0], [([0, 1], 1.0), ([1, 2], 500.0)], edges=[(0, 1), (1, 2)], in_seconds=True)
+    chosen = solve_stages(problem, None)
+    assert problem.device_work(problem.device(chosen.stage)).tolist() == [6.0, 14.0]

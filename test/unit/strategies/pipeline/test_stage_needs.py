@@ -105,9 +105,8 @@ def test_a_stage_takes_what_its_programs_do(monkeypatch, dropout):
         for program, seconds in zip(made.execution.step.programs, made.execution.run_s, strict=True)
     }
     times = cut.times
-    # What splitting costs is told of ops that read for themselves, and a GPU's kernels read once what several ops do.
-    assert times.forward_s[0] == pytest.approx(taken["forward_0"], rel=0.1)
-    assert times.input_s[0] + times.weight_s[0] == pytest.approx(taken["backward_0"], rel=0.1)
+    assert times.forward_s[0] == pytest.approx(taken["forward_0"], rel=0.02)
+    assert times.input_s[0] + times.weight_s[0] == pytest.approx(taken["backward_0"], rel=0.02)
     assert times.input_s[1] + times.weight_s[1] == pytest.approx(taken["backward_1"], rel=0.02)
 
 
@@ -143,7 +142,7 @@ def test_a_tolerance_that_is_said_is_the_one_of_the_search():
     setup = setup_of(gpt_step(layers=4), "1f1b")
     even, uneven, any_of_both = (
         Evaluator(replace(setup, tolerances=some)).outcome(PlanConfig(2, (2,), 4)).step_s
-        for some in ((0.0,), (1.0,), (0.0, 1.0))
+        for some in ((0.0,), (0.5,), (0.0, 0.5))
     )
     assert even != uneven
     assert any_of_both == min(even, uneven)
