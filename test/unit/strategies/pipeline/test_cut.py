@@ -366,6 +366,6 @@ def test_devices_keep_work_where_no_tolerance_is_given():
 
 def test_a_step_of_transfers_is_cut_far_from_the_best_balance():
     """The cut of 6 and 14 moves little, and is 0.4 over the best balance: the step is shorter by what is not moved."""
-    problem = problem_of(2, [6.0, 4.0, 10.0], [([0, 1], 1.0), ([1, 2], 500.0)], edges=[(0, 1), (1, 2)], in_seconds=True)
+    problem = problem_of(2, [6.0, 4.0, 10.0], [(0, [1], 1.0), (1, [2], 500.0)], in_seconds=True)
     chosen = solve_stages(problem, None)
     assert problem.device_work(problem.device(chosen.stage)).tolist() == [6.0, 14.0]
