@@ -59,12 +59,6 @@ _LEFT = 0.25
 """Prices are good enough once they can raise the bound by no more than this share of the gap that they cannot close."""
 
 
-_FAR = 1.25
-"""Times the budget: where the least that nodes keep is more, no program of a choice on the way to that fits.
-
-Programs may need less than rows: a GPT of 1.3 billion parameters on four devices 13.5 GiB, of 16.2 (2026-11-22).
-"""
-
 _TIE = 1e-9
 """By which share of its cost a choice must be cheaper to be better."""
 
@@ -185,12 +179,10 @@ class PricedSearch:
     def seek_feasible(self) -> Infeasible | None:
         """Finds choices of which a mixture fits, or the proof that none does.
 
-        It tries rising prices first, and then memory alone; that at once where the least that nodes keep is far too
-        much already.
+        It tries rising prices first, and then memory alone.
         """
         unit, least_peak = self.first.cost / max(self.budget, 1.0), 0.0
-        is_over = self.solver.problem.least_memory().max(initial=0.0) > _FAR * self.budget
-        for number in range(len(_LADDER) if is_over else 0, self.solver.limits.prices):
+        for number in range(self.solver.limits.prices):
             excess, weights = self.least_excess()
             if self.best is not None or excess <= 0 or self.is_cut_off:
                 return None

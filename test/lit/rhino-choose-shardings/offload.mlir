@@ -1,7 +1,7 @@
 // RUN: rhino-opt --rhino-choose-shardings --cluster=cpu4 --mesh=1 --budget=7MiB --offload %s | filecheck %s
 // RUN: rhino-opt --rhino-choose-shardings --cluster=cpu4 --mesh=1 --budget=7MiB --offload --remarks-filter=memory %s 2>&1 >/dev/null | filecheck %s --check-prefix=REMARK
 // RUN: rhino-opt --rhino-choose-shardings --cluster=cpu4 --mesh=1 --offload %s | filecheck %s --check-prefix=FITS
-// RUN: not --exit-code=3 rhino-opt --auto-shard --cluster=cpu4 --mesh=1 --budget=7MiB %s 2>&1 >/dev/null | filecheck %s --check-prefix=REFUSED
+// RUN: not --exit-code=3 rhino-opt --rhino-choose-shardings --cluster=cpu4 --mesh=1 --budget=7MiB %s 2>&1 >/dev/null | filecheck %s --check-prefix=REFUSED
 // RUN: rhino-opt --rhino-choose-shardings --cluster=cpu4 --mesh=2 --budget=4MiB --offload --rhino-localize %s | filecheck %s --check-prefix=LOCAL
 // Where the budget binds, moments lie in host memory between steps: each comes to the device for its update, and its next value goes back.
 
