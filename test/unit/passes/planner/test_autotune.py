@@ -595,5 +595,5 @@ def test_stages_are_estimated_with_their_share_of_scanned_layers():
     assert isinstance(halves, Estimate)
     assert isinstance(alone, Estimate)
     assert halves.compute_s < 0.6 * alone.compute_s
-    first, second = halves.peak_bytes
-    assert max(first, second) < 0.8 * alone.peak_bytes[0]
+    assert max(halves.peak_bytes) < alone.peak_bytes[0]
+    assert sum(halves.peak_bytes) < 1.2 * alone.peak_bytes[0]  # with all layers in each it is twice that
