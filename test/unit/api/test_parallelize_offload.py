@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from long_cases import one_in
 
 import rhino
 from rhino.ir.cluster.cluster import load_cluster
@@ -95,7 +96,7 @@ LONG = {"autotuned": {"mesh": "2", "search": "autotune"}}
 @pytest.mark.parametrize(
     "options",
     [
-        *(pytest.param(one, id=name) for name, one in CASES.items()),
+        *one_in(2, [pytest.param(one, id=name) for name, one in CASES.items()]),
         *(pytest.param(one, id=name, marks=pytest.mark.long) for name, one in LONG.items()),
     ],
 )
@@ -167,16 +168,18 @@ SAVED = {
     "stages of two": {"mesh": "2", "stages": 2, "micro_batches": 4, "remat": 0.5},
     "unlike stages": {"stages": "2+1", "micro_batches": 2},
 }
-LONGER = ("stages of two-scan", "stages of two-stages", "unlike stages-scan")
 
 
 @pytest.mark.parametrize(
     ("form", "options"),
-    [
-        pytest.param(form, one, id=f"{name}-{form}", marks=[pytest.mark.long] if f"{name}-{form}" in LONGER else [])
-        for name, one in SAVED.items()
-        for form in (("scan", "stages") if "stages" in one else ("scan", "unrolled"))
-    ],
+    one_in(
+        2,
+        [
+            pytest.param(form, one, id=f"{name}-{form}")
+            for name, one in SAVED.items()
+            for form in (("scan", "stages") if "stages" in one else ("scan", "unrolled"))
+        ],
+    ),
 )
 def test_activations_in_host_memory_change_no_answer(form, options, tmp_path, monkeypatch):
     """All that may wait there does: in loops row by row, in stages between programs."""

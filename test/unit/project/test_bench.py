@@ -20,6 +20,7 @@ import search
 import seconds
 import time_exports
 import traffic
+from long_cases import one_in
 
 from rhino.ir.mlir.bindings import make_context
 from rhino.ir.mlir.reader import entry_function, read_module
@@ -80,7 +81,7 @@ def as_before():
     gc.enable()
 
 
-@pytest.mark.parametrize(("command", "question", "words", "num_rows"), CASES)
+@pytest.mark.parametrize(("command", "question", "words", "num_rows"), one_in(2, CASES))
 def test_a_measurement_answers_on_a_small_case(command, question, words, num_rows, tmp_path, capsys):
     file = tmp_path / "figures.json"
     questions = command.QUESTION if question is None else command.QUESTIONS

@@ -5,6 +5,7 @@ Longer runs of the same: `bench/correctness.py plans`, `bench/traffic.py models`
 
 import dataclasses
 import functools
+from itertools import product
 from pathlib import Path
 
 import gpt
@@ -14,6 +15,7 @@ import mlp
 import numpy as np
 import pytest
 from drawn_plans import MOODS, compile_planned, random_plan, ways_to_run
+from long_cases import one_in
 from models import sixes
 from planning import Planned, Reference, plan_step, reference, tolerance
 from traffic import splitting_cluster
@@ -106,8 +108,7 @@ def test_steps_of_a_sharded_model_give_the_answer_of_one_device(name: str, form:
     assert found.passes, found
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", ["gpt", "two-tower"])
+@pytest.mark.parametrize(("name", "form"), one_in(2, product(["gpt", "two-tower"], FORMS)))
 def test_a_plan_for_the_hosts_own_devices_gives_the_answer_of_one_device(name: str, form: str):
     executable = compiled(name, "cpu8", form)
     check_is_sharded(planned(name, "cpu8"), executable)

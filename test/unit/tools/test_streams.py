@@ -9,6 +9,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+from long_cases import one_in
 
 from rhino.ir.cluster.cluster import load_cluster
 from rhino.ir.diagnostics import RhinoError
@@ -22,7 +23,7 @@ FULL = "<stdout>: error: [RHI-CLI-003] cannot write the output: No space left on
 NO_INPUT = "<stdin>: error: [RHI-CLI-002] cannot read the module: "
 
 
-@pytest.mark.parametrize("tool", ["rhino-opt", "rhino-run", "rhino-plan", "rhino-profile"])
+@pytest.mark.parametrize("tool", one_in(2, ["rhino-opt", "rhino-run", "rhino-plan", "rhino-profile"]))
 def test_a_command_without_a_stream(tool: str):
     """Each stream closed, and one that is full."""
     reads = tool in ("rhino-opt", "rhino-run")

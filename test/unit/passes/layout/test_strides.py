@@ -6,6 +6,7 @@ A program rewritten with them computes the same, moves less, and shows its calle
 import dataclasses
 import functools
 import re
+from itertools import product
 
 import gpt
 import jax
@@ -16,6 +17,7 @@ import pytest
 from clusters import waiting
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from long_cases import one_in
 from planning import reference
 from snippets import context, evaluate, function, parse, ruled, tensor
 from strides import cases, planned, plans, viewed
@@ -427,8 +429,7 @@ def test_a_second_run_changes_nothing(name: str):
     assert str(once) == text
 
 
-@pytest.mark.parametrize("form", ["annotated", "localized"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "form"), one_in(2, product(MODELS, ["annotated", "localized"])))
 def test_steps_of_a_viewed_model_on_eight_devices_give_the_answer_of_one(name: str, form: str):
     plan = planned(step(name), name, "cpu8", views=True, pinned=True)
     executable = compile_module(plan.form(form), jax.devices())

@@ -4,12 +4,14 @@ Parts are micro-batches, or equal parts of a batch that is taken whole.
 """
 
 from functools import cache
+from itertools import product
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from long_cases import one_in
 from traffic import splitting_cluster
 
 import rhino
@@ -225,16 +227,16 @@ def same(found, wanted, limit=1e-5):
         np.testing.assert_allclose(one, other, rtol=limit, atol=limit)
 
 
-@pytest.mark.parametrize("parts", [1, 2, 8])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "parts"), one_in(3, product(MODELS, [1, 2, 8])))
 def test_the_step_is_the_one_that_is_written_for_a_micro_batch(name, parts):
     found, remarks = divided(MODELS[name], parts)
     same(found, by_hand_in_parts(name, parts))
     assert any("a statistic of each micro-batch" in str(one) for one in remarks.items)
 
 
-@pytest.mark.parametrize("parts", [2, 8])
-@pytest.mark.parametrize("name", [name for name in MODELS if not name.startswith("scanned")])
+@pytest.mark.parametrize(
+    ("name", "parts"), one_in(2, product([name for name in MODELS if not name.startswith("scanned")], [2, 8]))
+)
 def test_of_a_whole_batch_it_is_the_step_that_is_written_for_a_part(name, parts):
     found, remarks = parted(MODELS[name], parts)
     same(found, by_hand_in_parts(name, parts))
@@ -320,14 +322,17 @@ PER_PART = {"batch_statistics": "per-part", "micro_batches": 4}
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [
-        ("perceptron", {**PER_PART, "mesh": "2x2"}),
-        ("experts", {**PER_PART, "mesh": "2x2"}),
-        ("perceptron", {**PER_PART, "mesh": "2", "stages": 2}),
-        ("experts", {**PER_PART, "mesh": "2", "stages": 2}),
-        ("experts", {"batch_statistics": "4-parts", "mesh": "4", "batch": "x:0", "verify": True}),
-        ("perceptron", {"batch_statistics": "4-parts", "mesh": "2", "stages": 2, "micro_batches": 2}),
-    ],
+    one_in(
+        2,
+        [
+            ("perceptron", {**PER_PART, "mesh": "2x2"}),
+            ("experts", {**PER_PART, "mesh": "2x2"}),
+            ("perceptron", {**PER_PART, "mesh": "2", "stages": 2}),
+            ("experts", {**PER_PART, "mesh": "2", "stages": 2}),
+            ("experts", {"batch_statistics": "4-parts", "mesh": "4", "batch": "x:0", "verify": True}),
+            ("perceptron", {"batch_statistics": "4-parts", "mesh": "2", "stages": 2, "micro_batches": 2}),
+        ],
+    ),
     ids=["one", "one-experts", "two", "two-experts", "whole", "two-of-parts"],
 )
 def test_sharded_and_in_stages_it_is_the_same_step(name, options):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from batched_steps import MEMORY, STEPS, text
 from clusters import of_two_kinds
+from long_cases import one_in
 from pipelines import Setting, difference, plan, run
 from planning import reference
 from traffic import splitting_cluster
@@ -44,7 +45,7 @@ def is_equal(step: bytes, made, *, is_joined: bool = False) -> bool:
     return difference(made, steps, expected, "step", TOLERANCE).passes
 
 
-@pytest.mark.parametrize("name", [*CASES, "remembered"])
+@pytest.mark.parametrize("name", one_in(2, [*CASES, "remembered"]))
 def test_shares_of_drawn_sizes_give_the_answer_of_one_device(name: str, splitting: str):
     """Sums, extremes, rows of examples, random bits, state for each example; updates in place; one device and more."""
     step = text(CASES.get(name, MEMORY))

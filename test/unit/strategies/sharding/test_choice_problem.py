@@ -2,11 +2,13 @@
 
 from dataclasses import replace
 from functools import cache
+from itertools import product
 
 import numpy as np
 import pytest
 from brute_force import brute_force, choice_costs, choice_peaks
 from choices import DEVICE, FOUR, S0, S1, UPDATE, P, R, choice_of, loop, model, pick
+from long_cases import one_in
 from snippets import context, function, kept, program_of, tensor
 from training import export_step
 from zoo import ZOO
@@ -250,9 +252,10 @@ def slices(graph, plan):
     return [(v, times) for source, target, v, times in found if source == R and target not in (R, P) and not free[v]]
 
 
-@pytest.mark.parametrize("device", [DEVICE, TPU, GPU], ids=["cpu", "tpu", "gpu"])
-@pytest.mark.parametrize("size", [2, 8])
-@pytest.mark.parametrize("name", ["mlp", "gpt", "gpt-scan", "two-tower"])
+@pytest.mark.parametrize(
+    ("name", "size", "device"),
+    one_in(3, product(["mlp", "gpt", "gpt-scan", "two-tower"], [2, 8], [DEVICE, TPU, GPU])),
+)
 def test_a_plan_costs_what_the_problem_says(name, size, device):
     choice = zoo_choice(name, size, device)
     for seed in range(3):
