@@ -26,7 +26,7 @@ from rhino.runtime.distributed.lines import Lines, Message
 from rhino.runtime.distributed.monitor import Monitor, tick_of
 from rhino.runtime.distributed.ports import ANY_PORTS, Ports
 from rhino.runtime.distributed.processes import LOOPBACK, Team
-from rhino.runtime.distributed.verdict import OF_PEERS, Beat
+from rhino.runtime.distributed.verdict import OF_PEERS, Beat, raised_text
 from rhino.runtime.executor.transport import joined_address, split_address
 
 _POLL_S: Final = 0.2
@@ -137,12 +137,12 @@ class ProcessJob:
 
         `show` prints the error; one that the end of another process may have caused is printed if it has not.
         """
-        name, first = type(error).__name__, str(error).strip().partition("\n")[0]
+        name = type(error).__name__
         if name in OF_PEERS:
             self._show = show
         else:
             show()
-        self._send({"beat": self._beat().as_dict(), "raised": f"{name}: {first}"[:_MOST_SHOWN]})
+        self._send({"beat": self._beat().as_dict(), "raised": raised_text(error)[:_MOST_SHOWN]})
         self.await_verdict()
         show()
         _end(RhinoError("RHI-RUN-007", f"{self.name} raised {name}", fix=_FIX))

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
+from rhino.ir.diagnostics import RhinoError
 from rhino.runtime.distributed.limits import Limits
 
 GRACE_S: Final = 1.0
@@ -19,6 +20,15 @@ _MOST_NAMED: Final = 3
 
 OF_PEERS: Final = ("JaxRuntimeError", "XlaRuntimeError", "ConnectionError", "ConnectionResetError", "BrokenPipeError")
 """Errors that also a process raises whose peer has failed."""
+
+
+def raised_text(error: BaseException) -> str:
+    """Returns what a process tells of an error that it has raised, in a line.
+
+    An error of Rhino is told by its id, as its class differs between the process that plans and those that are told.
+    """
+    kind, what = (f"[{error.id}]", error.what) if isinstance(error, RhinoError) else (f"{type(error).__name__}:", error)
+    return f"{kind} {str(what).strip()}".partition("\n")[0]
 
 
 @dataclass(frozen=True, slots=True)

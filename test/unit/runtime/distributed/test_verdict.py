@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from rhino.ir.diagnostics import RhinoError
+from rhino.passes.sharding.choose_shardings import DoesNotFitError
 from rhino.runtime.distributed.limits import Limits
-from rhino.runtime.distributed.verdict import GRACE_S, Beat, Seen, Verdict, verdict
+from rhino.runtime.distributed.verdict import GRACE_S, Beat, Seen, Verdict, raised_text, verdict
 
 LIMITS = Limits(100, 20, 30)
 NOW_S = 1000.0
@@ -103,3 +104,10 @@ def test_limits_are_given_or_of_the_environment():
     for text in ("soon", "0", "-1", "inf"):
         with pytest.raises(RhinoError, match=r"RHI-RUN-009.*RHINO_STALL_LIMIT_S is"):
             Limits.parse({"RHINO_STALL_LIMIT_S": text}, {})
+
+
+def test_errors_of_the_process_that_plans_and_of_those_that_are_told_are_alike():
+    error = DoesNotFitError("RHI-SOLVE-001", "no choice fits", needed_bytes=4.0)
+    assert raised_text(error) == raised_text(RhinoError("RHI-SOLVE-001", "no choice fits"))
+    assert raised_text(error) == "[RHI-SOLVE-001] no choice fits"
+    assert raised_text(ValueError("mine\nand more")) == "ValueError: mine"
