@@ -75,7 +75,7 @@ def test_a_program_that_takes_more_than_the_budget_is_never_run(caplog):
     assert predicted < needed, "the case is of a prediction that is too small"
     caplog.set_level(logging.INFO, "rhino")
     for budget in np.linspace(predicted * 1.01, needed * 1.01, 4).astype(int).tolist():
-        f = rhino.parallelize(scan_step, cluster="cpu8", donate_argnums=0, budget=budget)
+        f = rhino.parallelize(scan_step, cluster="cpu8", donate_argnums=0, budget=budget, micro_batches=1)
         error = refusal(f)
         if error is None:
             assert compiled_bytes(f, P, X) <= budget

@@ -173,7 +173,7 @@ SAVED = {
 @pytest.mark.parametrize(
     ("form", "options"),
     one_in(
-        2,
+        3,
         [
             pytest.param(form, one, id=f"{name}-{form}")
             for name, one in SAVED.items()

@@ -39,6 +39,7 @@ import vgg
 import vit
 import wav2vec2
 import zoo
+from long_cases import one_in
 from training import Adam, init_state, jit_step, lower_step
 
 from rhino.ir.mlir.bindings import ir, make_context, stablehlo
@@ -105,9 +106,8 @@ LONG = ("dit", "llava", "mixtral")
 
 
 @pytest.fixture(
-    params=[
-        pytest.param(model, id=name, marks=[pytest.mark.long] if name in LONG else []) for name, model in MODELS.items()
-    ]
+    params=one_in(2, [pytest.param(model, id=name) for name, model in MODELS.items() if name not in LONG])
+    + [pytest.param(MODELS[name], id=name, marks=pytest.mark.long) for name in LONG]
 )
 def model(request):
     return request.param

@@ -441,7 +441,7 @@ def test_steps_of_a_viewed_model_on_eight_devices_give_the_answer_of_one(name: s
     assert found.passes, found
 
 
-@pytest.mark.parametrize("name", ["gpt", "llama", "gpt-scan", "llama-scan"])
+@pytest.mark.parametrize("name", one_in(2, ["gpt", "llama", "gpt-scan", "llama-scan"]))
 def test_a_viewed_model_sends_what_one_with_separate_weights_sends(name: str):
     separate, fused, seen = (
         plan.localized for plan in plans(cases(1, 256, 128, [name])[name], name, waiting("v100x8"), pinned=True)

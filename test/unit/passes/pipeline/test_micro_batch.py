@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from itertools import chain, combinations
+from itertools import chain, combinations, product
 from pathlib import Path
 
 import jax
@@ -14,6 +14,7 @@ from batched_steps import BATCH, MEMORY, STEPS, mean_loss, params, text
 from drawn_steps import STEPS as PROGRAMS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from long_cases import one_in
 from models import zoo_step
 from planning import Reference, reference, run_on, tolerance
 from random_programs import program
@@ -88,8 +89,7 @@ def check_same(module, original: Reference, limit: float | None = None) -> None:
     assert found.passes, found
 
 
-@pytest.mark.parametrize("num", [1, 2, 4])
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize(("name", "num"), one_in(2, product(STEPS, [1, 2, 4])))
 def test_step_gives_the_same_answer(name: str, num: int):
     module, _ = in_parts(step(name), num)
     check_same(module, expected(name), 1e-3 if name == "bf16" else None)

@@ -323,7 +323,7 @@ PER_PART = {"batch_statistics": "per-part", "micro_batches": 4}
 @pytest.mark.parametrize(
     ("name", "options"),
     one_in(
-        2,
+        3,
         [
             ("perceptron", {**PER_PART, "mesh": "2x2"}),
             ("experts", {**PER_PART, "mesh": "2x2"}),
