@@ -2,7 +2,7 @@
 
 Its batch is taken in 2, 4, 8, ... micro-batches, as long as more of them may fit: what a device needs is what it needs
 of the state, and a part of the rest that halves each time. Where the state alone is too much, what waits for its update
-goes to host memory, if the cluster says how fast that is reached. What the user has said of either is not changed.
+goes to host memory, if the cluster says how fast that is reached. What the user gives for either is kept.
 
 Errors    of the step as it was asked for, with what was tried.
 """

@@ -194,6 +194,6 @@ def _named_options(config: PlanConfig) -> dict[str, str]:
 
 
 def _is_free_of_axes(graph: Graph) -> bool:
-    """Says whether a graph is the same whatever the mesh: nobody has said how anything lies."""
+    """Says whether a graph is the same whatever the mesh: it fixes no sharding."""
     constraints = (graph.fixed, graph.roles, graph.choices, any(limit is not None for limit in graph.return_fixed))
     return not any(constraints) and all(cls.fixed_specs is None for cls in graph.classes)

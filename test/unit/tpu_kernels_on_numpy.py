@@ -76,7 +76,7 @@ def _dtype(kind):
 
 
 def _run(block, known):
-    """Runs the ops of a block; returns what its last op hands on."""
+    """Runs the ops of a block; returns what its last op yields."""
     for view in block.operations:
         op = view.operation
         made = _one(op, known)

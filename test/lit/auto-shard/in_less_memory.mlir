@@ -2,7 +2,7 @@
 // RUN: not --exit-code=3 rhino-opt --auto-shard --cluster=cpu4 --mesh=2 --budget=300KiB --micro-batches=1 %s 2>&1 | filecheck %s --check-prefix=WHOLE
 // RUN: not --exit-code=3 rhino-opt --auto-shard --cluster=cpu4 --mesh=2 --budget=40KiB %s 2>&1 | filecheck %s --check-prefix=NEVER
 // A step that fits in no other way is taken in the fewest micro-batches that fit, unless the user says how many. Where the
-// weights alone are too much, no more of them are tried, and what was tried is said.
+// weights alone are too much, no more of them are tried, and the error lists what was tried.
 
 // CHECK: remark: [rhino-choose-layouts] no choice of shardings is predicted to fit 300 KiB per device; {{.*}}: planned in 4 micro-batches
 // CHECK: rhino-opt: no choice of shardings is predicted to fit 300 KiB per device; {{.*}}: planned in 4 micro-batches

@@ -149,7 +149,7 @@ def test_a_gpt_trains_in_any_arrangement_as_one_device_does(tmp_path: Path, plan
 def arranged(folder: Path, plan: str, count: int) -> dict[str, np.ndarray]:
     """Returns what so many processes have together; what several have is alike."""
     codes = launched(folder, arranged_part.__file__, *[(str(folder), str(count), plan)] * count)
-    assert codes == [0] * count, [(folder / f"said-{one}").read_text() for one in range(count)]
+    assert codes == [0] * count, [(folder / f"log-{one}").read_text() for one in range(count)]
     found = dict[str, np.ndarray]()
     for process in range(count):
         with np.load(folder / f"{plan}-{count}-{process}.npz") as out:

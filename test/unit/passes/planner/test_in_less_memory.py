@@ -1,4 +1,4 @@
-"""Steps that do not fit as they are asked for: what is planned in their place, and what is said where nothing fits."""
+"""Steps that do not fit as they are asked for: what is planned in their place, and what an error lists then."""
 
 import jax
 import jax.numpy as jnp
