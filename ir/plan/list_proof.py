@@ -75,10 +75,10 @@ def _unknown_names(step: Step, every: InstructionList[Global]) -> Iterator[_Wron
         if is_wrong.any():
             row = int(is_wrong.any(axis=1).argmax())
             what = f"slot {touched[row, is_wrong[row].argmax()]} of {len(step.slots)}"
-            yield _Wrong(int(group.places[row]), (_NAMES, 2), "RHI-STEP-001", _said(what))
+            yield _Wrong(int(group.places[row]), (_NAMES, 2), "RHI-STEP-001", _always(what))
 
 
-def _said(what: str) -> Callable[[], str]:
+def _always(what: str) -> Callable[[], str]:
     return lambda: what
 
 
@@ -132,7 +132,7 @@ class _Proof:
             failed = (events.role == role) & chosen
             if failed.any():
                 at = self.first(failed)
-                yield _Wrong(int(events.place[at]), (order,), id, _said(self.slot_is(at)))
+                yield _Wrong(int(events.place[at]), (order,), id, _always(self.slot_is(at)))
 
     def slot_is(self, at: int) -> str:
         """The state of an event's slot before it, and since when."""
@@ -165,7 +165,7 @@ class _Proof:
             if failed.any():
                 at = self.first(failed)
                 order = (_KIND, 8, int(events.column[at]), 1)
-                yield _Wrong(int(events.place[at]), order, id, _said(what(at)))
+                yield _Wrong(int(events.place[at]), order, id, _always(what(at)))
 
     def is_constant(self, at: int) -> str:
         """Why a constant is no result."""
@@ -201,7 +201,7 @@ class _Proof:
         """The slots of a side of runs are as many as their program has, of its layouts."""
         if slots.shape[1] != len(layouts):
             what = f"{slots.shape[1]} {words}s, the program has {len(layouts)}"
-            yield _Wrong(int(group.places[0]), (_KIND, order), "RHI-STEP-006", _said(what))
+            yield _Wrong(int(group.places[0]), (_KIND, order), "RHI-STEP-006", _always(what))
             return
         expected = np.array([self.layouts.get(layout, -1) for layout in layouts], dtype=np.int64)
         differs = self.layout_of[slots] != expected
@@ -223,13 +223,13 @@ class _Proof:
                 if twice.any():
                     row = int(twice.argmax())
                     what = f"it takes over slot {own[row]}, which it reads twice"
-                    yield _Wrong(int(group.places[row]), (_KIND, 8, number, 0), "RHI-STEP-004", _said(what))
+                    yield _Wrong(int(group.places[row]), (_KIND, 8, number, 0), "RHI-STEP-004", _always(what))
 
     def rows(self, group: Group, failed: Bools, order: int, what: Callable[[int], str]) -> Iterator[_Wrong]:
         """The first instruction of a group for which a check fails."""
         if failed.any():
             row = int(failed.argmax())
-            yield _Wrong(int(group.places[row]), (_KIND, order), "RHI-STEP-006", _said(what(row)))
+            yield _Wrong(int(group.places[row]), (_KIND, order), "RHI-STEP-006", _always(what(row)))
 
     def wrong_meshes(self) -> Iterator[_Wrong]:
         """A program runs on equal meshes."""
@@ -245,7 +245,7 @@ class _Proof:
                 other = self.step.meshes[self.ranks[self.known.numbers[self.known.starts[place]]]]
                 before = self.step.meshes[self.ranks[self.known.numbers[self.known.starts[places.min()]]]]
                 what = f"it runs on a mesh {other}, and before on a mesh {before}"
-                yield _Wrong(place, (_KIND, 1), "RHI-STEP-006", _said(what))
+                yield _Wrong(place, (_KIND, 1), "RHI-STEP-006", _always(what))
 
     def wrong_transfers(self) -> Iterator[_Wrong]:
         """A transfer is between two ranks, and changes no layout; between unlike meshes, no shape and no type."""
@@ -280,7 +280,7 @@ class _Proof:
                 if is_wrong.any():
                     row = int(is_wrong.argmax())
                     what = f"{words} {numbers[row]} of {count}"
-                    yield _Wrong(int(group.places[row]), (_KIND, 0), "RHI-STEP-001", _said(what))
+                    yield _Wrong(int(group.places[row]), (_KIND, 0), "RHI-STEP-001", _always(what))
                 ranks = self.ranks[group.numbers[:, 0]] if kind == "feed" else None
                 yield from self.once(group, numbers, words, 1, ranks)
 
@@ -294,7 +294,7 @@ class _Proof:
             row, first = sorted_rows[at], sorted_rows[at - 1]
             where = "" if ranks is None else f" on rank {ranks[row]}"
             what = f"{words} {numbers[row]}{where} is instruction {group.places[first]}'s"
-            yield _Wrong(int(group.places[row]), (_KIND, order), "RHI-STEP-007", _said(what))
+            yield _Wrong(int(group.places[row]), (_KIND, order), "RHI-STEP-007", _always(what))
 
     def check_end(self) -> None:
         """Nothing is left over, and no result is missing."""

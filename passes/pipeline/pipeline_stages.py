@@ -61,7 +61,7 @@ from rhino.passes.pipeline.sharded_step import (
 )
 from rhino.passes.sharding.planning_pass import DEFAULT_CLUSTER
 from rhino.passes.unsharded import UNSHARDED_ERRORS, unsharded_program
-from rhino.strategies.pipeline.activation_stash import Handing
+from rhino.strategies.pipeline.activation_stash import SplitMicroBatch
 from rhino.strategies.pipeline.schedules import DEFAULT, Order, Pipeline, make_order
 from rhino.strategies.pipeline.split_backward_cost import split_backward_cost
 from rhino.strategies.pipeline.stages.marks import marked_stages
@@ -179,9 +179,9 @@ class PipelineStages(Pass):
             ranks = max(1, cluster.num_devices // mesh.num_devices)
         sharded = sharded_step(program, module, cluster, ranks)
         parts, value_bytes = parts_of(program.graph, sharded.loop, sharded.seconds), sharded.value_bytes
-        handing = Handing(program.graph, parts, value_bytes * program.graph.copies(), sharded.is_alone)
+        split = SplitMicroBatch(program.graph, parts, value_bytes * program.graph.copies(), sharded.is_alone)
         # The last stage's forward and backward passes are one program.
-        apart = split_backward_cost(sharded.plan, sharded.model, handing) if self.stages > 1 else None
+        apart = split_backward_cost(sharded.plan, sharded.model, split) if self.stages > 1 else None
         sizes = [own.num_devices for own in meshes]
         apart_by = sizes if is_unlike else [cluster.num_devices // ranks] * ranks
         link = link_between(cluster, apart_by) if len(meshes) > 1 else None
@@ -211,14 +211,14 @@ class PipelineStages(Pass):
             budgets,
             value_bytes,
             link,
-            handing,
+            split,
             apart,
             unlike_ranks(module, program.file, cluster, meshes, rank_of, sharded.seconds, value_bytes)
             if is_unlike
             else unlike_devices(sharded, cluster, mesh, rank_of),
         )
         if self.recomputes and budgets is not None:
-            steps = remat_steps(staging, handing, min(count, self.stages))
+            steps = remat_steps(staging, split, min(count, self.stages))
             staging = replace(staging, problem=replace(staging.problem, remat=steps))
         working = int(np.count_nonzero(staging.problem.work))
         if not working:

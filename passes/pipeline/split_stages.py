@@ -66,7 +66,7 @@ from rhino.passes.pipeline.partial_accumulation import keep_sums_apart
 from rhino.passes.pipeline.sharded_step import sharded_plan
 from rhino.passes.unsharded import UNSHARDED_ERRORS, unsharded_program
 from rhino.strategies.choice.sharding_plan_costs import local_bytes, runs_alone
-from rhino.strategies.pipeline.activation_stash import Handing
+from rhino.strategies.pipeline.activation_stash import SplitMicroBatch
 from rhino.strategies.pipeline.stages.stage_problem import OPEN
 from rhino.strategies.structure.training_phases import parts_of
 
@@ -587,9 +587,9 @@ def _mark_repeated(module: ir.Operation, num_stages: int, remarks: Remarks) -> N
             found = [virtual_stage_of(op) for op in program.ops]
             stage = np.array([OPEN if virtual is None else virtual for virtual in found])
             parts = parts_of(program.graph, loop, np.zeros(program.graph.num_ops))
-            handing = Handing(program.graph, parts, local_bytes(plan), runs_alone(plan))
+            split = SplitMicroBatch(program.graph, parts, local_bytes(plan), runs_alone(plan))
             for forward in (one for one in alike if one < num_stages - 1):
-                for value in sorted(handing.between(stage, forward, virtual_stages.opposite(forward)).again):
+                for value in sorted(split.between(stage, forward, virtual_stages.opposite(forward)).again):
                     program.ops[int(program.graph.value_op[value])].attributes[REPEATED] = ir.UnitAttr.get()
 
 

@@ -526,7 +526,7 @@ def does_not_fit(
     floor /= ranks
     beside = ", whatever lies in host memory" if offload else ""
     if isinstance(outcome, Infeasible):
-        what = f"no choice of shardings {fits_text(budget)}{beside}; {_needed(outcome, budget, floor)}"
+        what = f"no choice of shardings {fits_text(budget)}{beside}; {_needed_text(outcome, budget, floor)}"
         needed = next((one for one in (outcome.found_bytes, outcome.peak_bytes) if one is not None), floor)
         return DoesNotFitError("RHI-SOLVE-001", what, Place(program.file), tuple(notes), fix, needed)
     found = f"; the smallest found needs {format_bytes(outcome.peak_bytes)}" if outcome.peak_bytes is not None else ""
@@ -569,7 +569,7 @@ def _of_one_rank(outcome: Infeasible | Unsolved, ranks: int) -> Infeasible | Uns
     return replace(outcome, peak_bytes=peak)
 
 
-def _needed(outcome: Infeasible, budget: float, floor: float) -> str:
+def _needed_text(outcome: Infeasible, budget: float, floor: float) -> str:
     """Returns what is known of the memory that is needed.
 
     That is the proven bound, or the least program that was found, with the estimate by rows if that is less.

@@ -56,8 +56,8 @@ class ActivationStash:
     again: frozenset[int]
 
 
-class Handing:
-    """A program whose micro-batches are cut in programs.
+class SplitMicroBatch:
+    """A micro-batch that is split in programs.
 
     Shapes: `num_bytes` [values] on one device, of all that each stands for; `alone` [ops] says which run without
     waiting for other devices, all where it is None.

@@ -17,7 +17,7 @@ from rhino.ir.graph.graph import Graph, Loop
 from rhino.ir.graph.spec import num_parts
 from rhino.strategies.choice.choice import Choice
 from rhino.strategies.memory.op_order import schedule_of
-from rhino.strategies.pipeline.activation_stash import Handing
+from rhino.strategies.pipeline.activation_stash import SplitMicroBatch
 from rhino.strategies.solver.problem import Problem, Residents
 from rhino.strategies.structure.training_phases import parts_of
 
@@ -65,8 +65,8 @@ def _joined(one: Residents, other: Residents) -> Residents:
 def _stashed_values(graph: Graph, loop: Loop) -> list[int]:
     """Returns the values that would be stashed if a micro-batch were two programs, which part where most is held."""
     unknown: Floats = np.zeros(graph.num_ops)
-    handing = Handing(graph, parts_of(graph, loop, unknown), graph.value_bytes() * graph.copies())
-    return [value for value in handing.halves.kept if graph.type_of(value).shape]
+    split = SplitMicroBatch(graph, parts_of(graph, loop, unknown), graph.value_bytes() * graph.copies())
+    return [value for value in split.halves.kept if graph.type_of(value).shape]
 
 
 def _times(graph: Graph, loop: Loop) -> tuple[int, int]:

@@ -21,7 +21,7 @@ from rhino.strategies.cost.cost_model import CostModel
 from rhino.strategies.cost.op_costs import OpCosts
 from rhino.strategies.memory.kernel_reads import kernel_costs
 from rhino.strategies.memory.resident_rows import written_in_place
-from rhino.strategies.pipeline.activation_stash import Handing
+from rhino.strategies.pipeline.activation_stash import SplitMicroBatch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,15 +35,15 @@ class SplitBackwardCost:
     again_s: Floats
 
 
-def split_backward_cost(plan: ShardingPlan, model: CostModel, handing: Handing) -> SplitBackwardCost:
+def split_backward_cost(plan: ShardingPlan, model: CostModel, split: SplitMicroBatch) -> SplitBackwardCost:
     """Returns what the ops of a plan's micro-batch take more in two programs than in one."""
-    graph, parts = plan.graph, handing.parts
+    graph, parts = plan.graph, split.parts
     in_place = written_in_place(graph)
     unsplit = kernel_costs(graph, model, materialized(graph).tolist(), in_place)
     times = graph.times() / (1 if parts.loop is None else max(1, parts.loop.trips or 1))
-    late = np.arange(graph.num_ops) > handing.turns[0]
+    late = np.arange(graph.num_ops) > split.turns[0]
     again = np.zeros(graph.num_ops, dtype=bool)
-    again[graph.value_op[sorted(handing.halves.again)]] = True
+    again[graph.value_op[sorted(split.halves.again)]] = True
     left = graph.uses[np.repeat(~parts.body, np.diff(graph.use_start))].tolist()  # read after the micro-batch
     found = SplitBackwardCost(np.zeros(graph.num_ops), np.zeros(graph.num_ops))
 
@@ -53,7 +53,7 @@ def split_backward_cost(plan: ShardingPlan, model: CostModel, handing: Handing) 
         return kernel_costs(graph, model, alone, in_place, returned, inside)
 
     back = program(late | again, ())
-    for costs, ops in ((program(~late, handing.halves.kept), ~late), (back, late)):
+    for costs, ops in ((program(~late, split.halves.kept), ~late), (back, late)):
         for op in _changed(graph, unsplit, costs, parts.body & ops & ~parts.free):
             found.more_s[op] = times[op] * (costs.state_s(op, plan.ops[op]) - unsplit.state_s(op, plan.ops[op]))
     for op in np.flatnonzero(again).tolist():

@@ -30,7 +30,7 @@ import numpy as np
 
 from rhino.ir.arrays import Bools
 from rhino.ir.graph.graph import BARRIER, WHILE, YIELD, Graph
-from rhino.strategies.pipeline.activation_stash import Handing
+from rhino.strategies.pipeline.activation_stash import SplitMicroBatch
 from rhino.strategies.precision.loss_scale import LossScale, find_loss_scale
 from rhino.strategies.precision.op_kinds import Kind, kind_of_op
 from rhino.strategies.precision.step_facts import WIDE_TYPE, Given, StepFacts
@@ -145,7 +145,7 @@ def _stashed(facts: StepFacts, widths: list[int]) -> frozenset[int]:
     if not graph.loops:
         return frozenset()
     parts = parts_of(graph, None, np.zeros(graph.num_ops))
-    turn = Handing(graph, parts, graph.value_bytes()).turns[0]
+    turn = SplitMicroBatch(graph, parts, graph.value_bytes()).turns[0]
     statistics = find_statistics(facts, widths)
     late = {value for op in range(turn + 1, graph.num_ops) for value in facts.operands[op]}
     carried = (value for loop in graph.loops if loop.op <= turn for value in graph.results(loop.op))

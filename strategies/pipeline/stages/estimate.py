@@ -20,7 +20,7 @@ import numpy as np
 from rhino.ir.arrays import Bools, Floats, Ints
 from rhino.ir.cluster.hardware import Line as Link
 from rhino.strategies.choice.sharding_plan_costs import Sharded
-from rhino.strategies.pipeline.activation_stash import Handing
+from rhino.strategies.pipeline.activation_stash import SplitMicroBatch
 from rhino.strategies.pipeline.schedules.base import Order
 from rhino.strategies.pipeline.split_backward_cost import split_backward_cost
 from rhino.strategies.pipeline.stages.balance import awaited_nodes, leaves_idle, stage_times
@@ -92,8 +92,8 @@ class StageEstimates:
         self.sharded, self.num_micro_batches, self.tolerances = sharded, num_micro_batches, sorted(tolerances)
         assert sharded.loop is not None, "a pipeline has micro-batches"
         parts = parts_of(plan.graph, sharded.loop, sharded.seconds)
-        self.handing = _handing(sharded, parts)
-        apart = split_backward_cost(plan, sharded.model, self.handing)
+        self.split = _split(sharded, parts)
+        apart = split_backward_cost(plan, sharded.model, self.split)
         self.staging = make_staging(
             plan.graph,
             parts,
@@ -101,7 +101,7 @@ class StageEstimates:
             num_micro_batches,
             value_bytes=sharded.value_bytes,
             link=link,
-            handing=self.handing,
+            split=self.split,
             apart=apart,
             unlike=unlike,
         )
@@ -115,7 +115,7 @@ class StageEstimates:
         self.pieces_between: dict[frozenset[int], list[Stretches]] = {}
         self.on_meshes = tuple(dict.fromkeys(on_meshes)) or (sharded,)
         self.mesh_of = [self.on_meshes.index(one) for one in on_meshes]  # by group
-        self.handings = [_handing(one, parts) for one in self.on_meshes] if on_meshes else [self.handing]
+        self.splits = [_split(one, parts) for one in self.on_meshes] if on_meshes else [self.split]
         self.temporaries: list[dict[object, float]] = [{} for _ in self.on_meshes]
         self.found: dict[tuple[int, tuple[int, ...]], tuple[StageEstimate, ...]] = {}
         self.steps: dict[int, RematSteps] = {}
@@ -172,7 +172,7 @@ class StageEstimates:
         """Returns what may be recomputed in so many stages."""
         if num_stages not in self.steps:
             in_flight = min(num_stages, self.num_micro_batches)
-            self.steps[num_stages] = remat_steps(self.staging, self.handing, in_flight)
+            self.steps[num_stages] = remat_steps(self.staging, self.split, in_flight)
         return self.steps[num_stages]
 
     def _problem(self, rank_of: Sequence[int]) -> StageProblem:
@@ -221,7 +221,7 @@ class StageEstimates:
         needs = [
             StageNeeds(
                 sharded.plan,
-                handing,
+                split,
                 by_op,
                 awaited_ops,
                 kept_bytes=tuple(problem.kept_memory(problem.device(stage)).tolist()),
@@ -229,7 +229,7 @@ class StageEstimates:
                 again_bytes=tuple(remat.alive_bytes.tolist()),
                 temporaries=temporaries,
             )
-            for sharded, handing, temporaries in zip(self.on_meshes, self.handings, self.temporaries, strict=True)
+            for sharded, split, temporaries in zip(self.on_meshes, self.splits, self.temporaries, strict=True)
         ]
         of_stages = [self.mesh_of[problem.group_of(one)] if self.mesh_of else 0 for one in range(problem.num_stages)]
         return tuple([needs[mesh] for mesh in of_stages])
@@ -271,10 +271,10 @@ class StageEstimates:
                 taken.append((moved, work_s))
 
 
-def _handing(sharded: Sharded, parts: TrainingPhases) -> Handing:
+def _split(sharded: Sharded, parts: TrainingPhases) -> SplitMicroBatch:
     """Returns what the forward pass stashes for the backward pass where the step is so sharded."""
     graph = sharded.plan.graph
-    return Handing(graph, parts, sharded.value_bytes * graph.copies(), sharded.is_alone)
+    return SplitMicroBatch(graph, parts, sharded.value_bytes * graph.copies(), sharded.is_alone)
 
 
 def _pieces(problem: StageProblem, line: Line) -> Stretches:

@@ -19,7 +19,7 @@ from rhino.ir.graph.spec import Spec, num_parts
 from rhino.ir.plan.instructions import Phase, Task
 from rhino.ir.plan.stages import VirtualStages
 from rhino.strategies.choice.sharding_plan import ShardingPlan
-from rhino.strategies.pipeline.activation_stash import ActivationStash, Handing
+from rhino.strategies.pipeline.activation_stash import ActivationStash, SplitMicroBatch
 from rhino.strategies.pipeline.plan_part import PlanPart, bytes_of, plan_of, structure, temporary_bytes
 from rhino.strategies.pipeline.schedules.base import Order
 from rhino.strategies.pipeline.stages.places import OpStages
@@ -60,7 +60,7 @@ class StageNeeds:
     """
 
     plan: ShardingPlan
-    handing: Handing
+    split: SplitMicroBatch
     stages: OpStages
     awaited: Bools
     kept_bytes: tuple[float, ...]
@@ -78,7 +78,7 @@ class StageNeeds:
 
     def __post_init__(self) -> None:
         self.virtual_of, self.device_of = self.stages.virtual.tolist(), self.stages.device.tolist()
-        self.in_body = self.handing.parts.body.tolist()
+        self.in_body = self.split.parts.body.tolist()
 
     @property
     def virtual(self) -> VirtualStages:
@@ -115,7 +115,7 @@ class StageNeeds:
 
     def saved_bytes(self, stage: int) -> float:
         """Returns what is held of a micro-batch from its forward pass to its backward pass."""
-        return max(0.0, self.handing.size(self.activation_stash(stage)) - self.freed_bytes[stage])
+        return max(0.0, self.split.size(self.activation_stash(stage)) - self.freed_bytes[stage])
 
     def ahead_bytes(self, stage: int) -> float:
         """Returns what comes in from other stages for the next program while one runs."""
@@ -177,12 +177,12 @@ class StageNeeds:
         """Returns the bytes that a program of the micro-batch reads of other stages."""
         part = self.program(phase, stage)
         found = [value for value in part.arguments(self.plan.graph) if self.is_of_micro_batch(value)]
-        received = [value for value in found if self.device_of[self.handing.value_op[value]] != stage]
+        received = [value for value in found if self.device_of[self.split.value_op[value]] != stage]
         return sum(self.sent_bytes(value, self.plan.specs[value]) for value in received)
 
     def waiting_bytes(self, stage: int) -> float:
         """Returns what is held of a micro-batch between the halves of its backward pass."""
-        return sum(self.handing.num_bytes[value] for value in self.waiting(stage))
+        return sum(self.split.num_bytes[value] for value in self.waiting(stage))
 
     def waiting(self, stage: int) -> list[int]:
         """Returns what the second half of a backward pass reads of the micro-batch."""
@@ -194,7 +194,7 @@ class StageNeeds:
 
     def is_of_micro_batch(self, value: int) -> bool:
         """Says whether a value is made anew in each micro-batch."""
-        op = self.handing.value_op[value]
+        op = self.split.value_op[value]
         return op >= 0 and self.in_body[op]
 
     # Programs
@@ -207,7 +207,7 @@ class StageNeeds:
         if stage not in self.stashes:
             back = self.virtual.opposite(stage)
             self.stashes[stage] = (
-                self.handing.between(self.stages.virtual, stage, back)
+                self.split.between(self.stages.virtual, stage, back)
                 if stage < back
                 else ActivationStash({}, frozenset())
             )
@@ -241,7 +241,7 @@ class StageNeeds:
 
     def ops_in(self, virtual: int) -> list[int]:
         """Returns the ops of a virtual stage that cost something."""
-        return np.flatnonzero(~self.handing.parts.free & (self.stages.virtual == virtual)).tolist()
+        return np.flatnonzero(~self.split.parts.free & (self.stages.virtual == virtual)).tolist()
 
     def given(self, ops: list[int], again: set[int], stash: ActivationStash) -> PlanPart:
         """Returns the program of `ops` and what they make again, its results in the order in which others read them."""
@@ -250,21 +250,21 @@ class StageNeeds:
         inside = frozenset(every)
         made = [value for op in every if op in own or op in again for value in graph.results(op)]
         there = set(made)
-        sums = [value for value in self.handing.ends if value in there]
+        sums = [value for value in self.split.ends if value in there]
         readers = {
-            value: self.readers_beyond(value, inside, again, stash) for value in made if value not in self.handing.ends
+            value: self.readers_beyond(value, inside, again, stash) for value in made if value not in self.split.ends
         }
         given = sorted((min((self.virtual_of[op], op) for op in ops), value) for value, ops in readers.items() if ops)
         returns = {
-            value: self.plan.specs[self.handing.ends.get(value, value)]
+            value: self.plan.specs[self.split.ends.get(value, value)]
             for value in (*sums, *(value for _, value in given))
         }
-        return PlanPart(every, returns, {value: self.handing.ends[value] for value in sums})
+        return PlanPart(every, returns, {value: self.split.ends[value] for value in sums})
 
     def readers_beyond(self, value: int, inside: Set[int], again: set[int], stash: ActivationStash) -> list[int]:
         """Returns the ops of other programs to which a program, with the ops `inside`, gives a value that it makes."""
-        readers = [op for op in self.handing.readers.get(value, ()) if op not in inside and self.in_body[op]]
-        made = self.handing.value_op[value]
+        readers = [op for op in self.split.readers.get(value, ()) if op not in inside and self.in_body[op]]
+        made = self.split.value_op[value]
         here, back = self.virtual_of[made], self.virtual.opposite(self.virtual_of[made])
         if made in again:  # only the other half of the backward pass may take it from here
             return [op for op in readers if self.virtual_of[op] == back]
@@ -274,7 +274,7 @@ class StageNeeds:
     def applied(self, stage: int) -> PlanPart:
         """Returns what a stage does after all micro-batches, as one program."""
         graph = self.plan.graph
-        parts = self.handing.parts
+        parts = self.split.parts
         every = self.closed(np.flatnonzero(parts.apply & ~parts.free & (self.stages.device == stage)).tolist(), set())
         result = {value: number for number, value in enumerate(graph.returns)}
         taken = {one.alias: number for number, one in enumerate(graph.arguments) if one.alias is not None}
@@ -285,13 +285,13 @@ class StageNeeds:
                 returns[value] = self.plan.returned[result[value]]
                 if result[value] in taken:
                     into[value] = taken[result[value]]
-            elif any(self.device_of[reader] != stage for reader in self.handing.readers.get(value, ())):
+            elif any(self.device_of[reader] != stage for reader in self.split.readers.get(value, ())):
                 returns[value] = self.plan.specs[value]
         return PlanPart(every, returns, into)
 
     def closed(self, ops: Iterable[int], again: set[int]) -> list[int]:
         """Returns ops with what costs nothing and what is made again for them, in program order."""
-        graph, free = self.plan.graph, self.handing.parts.free
+        graph, free = self.plan.graph, self.split.parts.free
         found = set(ops)
         waiting = sorted(found)
         while waiting:

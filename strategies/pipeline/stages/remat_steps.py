@@ -12,22 +12,22 @@ from dataclasses import replace
 
 import numpy as np
 
-from rhino.strategies.pipeline.activation_stash import Handing
+from rhino.strategies.pipeline.activation_stash import SplitMicroBatch
 from rhino.strategies.pipeline.stages.stage_graph import Staging
 from rhino.strategies.pipeline.stages.stage_problem import OPEN, RematSteps, nets_of
 from rhino.strategies.remat.remat_graph import stash_of
 
 
-def remat_steps(staging: Staging, handing: Handing, in_flight: int) -> RematSteps:
+def remat_steps(staging: Staging, split: SplitMicroBatch, in_flight: int) -> RematSteps:
     """Returns the steps of a program of which a stage holds up to so many micro-batches."""
     from rhino.strategies.remat.rematerialization import steps_of  # noqa: PLC0415 - loads LP solvers
 
     graph, node = staging.graph, staging.node
-    stash = stash_of(graph, handing.parts, [0] * graph.num_ops, 1)
-    stash = replace(stash, num_bytes={value: round(handing.num_bytes[value]) for value in stash.num_bytes})
+    stash = stash_of(graph, split.parts, [0] * graph.num_ops, 1)
+    stash = replace(stash, num_bytes={value: round(split.num_bytes[value]) for value in stash.num_bytes})
     late = sorted(stash.late)
     stashed = sum(stash.num_bytes[value] for value in late)
-    scale = min(1.0, handing.size(handing.halves) / stashed) if stashed else 0.0
+    scale = min(1.0, split.size(split.halves) / stashed) if stashed else 0.0
     stash_bytes = np.zeros(staging.problem.num_nodes)
     at = node[graph.value_op[late]]
     np.add.at(stash_bytes, at[at >= 0], scale * np.array([stash.num_bytes[value] for value in late])[at >= 0])

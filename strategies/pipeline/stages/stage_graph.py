@@ -25,7 +25,7 @@ import numpy as np
 from rhino.ir.arrays import Bools, Floats, Ints
 from rhino.ir.cluster.hardware import Line
 from rhino.ir.graph.graph import Graph
-from rhino.strategies.pipeline.activation_stash import Handing
+from rhino.strategies.pipeline.activation_stash import SplitMicroBatch
 from rhino.strategies.pipeline.split_backward_cost import SplitBackwardCost
 from rhino.strategies.pipeline.stages.stage_problem import OPEN, GroupBytes, Nets, StageProblem, make_nets, time_ratios
 from rhino.strategies.solver.connected_components import components
@@ -98,22 +98,22 @@ def make_staging(
     budget_bytes: Sequence[float] | None = None,
     value_bytes: Floats | None = None,
     link: Line | None = None,
-    handing: Handing | None = None,
+    split: SplitMicroBatch | None = None,
     apart: SplitBackwardCost | None = None,
     unlike: UnlikeDevices | None = None,
 ) -> Staging:
     """Returns the problem of cutting a program in stages; `pins` are (virtual) stages of ops that have nodes.
 
     `value_bytes` [values] is what each value takes, each copy of it, where that is not its whole size. `link` is what
-    one array takes from a stage to another: with it transfers cost seconds, without it bytes. `handing` is what the
+    one array takes from a stage to another: with it transfers cost seconds, without it bytes. `split` is what the
     program stashes in its forward pass for its backward pass, if that is known already, and `apart` what it takes
     more where these are two programs, if that is to count. `budget_bytes` [devices] is what each device may hold, and
     `unlike` says how devices differ, if they do.
     """
     sizes = graph.value_bytes() if value_bytes is None else value_bytes
-    handing = handing or Handing(graph, parts, sizes * graph.copies())
+    split = split or SplitMicroBatch(graph, parts, sizes * graph.copies())
     return _Builder(
-        handing, num_stages, num_micro_batches, pins or {}, budget_bytes, sizes.tolist(), link, apart, unlike
+        split, num_stages, num_micro_batches, pins or {}, budget_bytes, sizes.tolist(), link, apart, unlike
     ).build()
 
 
@@ -136,7 +136,7 @@ _Held = tuple[list[int], int]
 class _Builder:
     def __init__(
         self,
-        handing: Handing,
+        split: SplitMicroBatch,
         num_stages: int,
         num_micro_batches: int,
         pins: Mapping[int, int],
@@ -146,8 +146,8 @@ class _Builder:
         apart: SplitBackwardCost | None,
         unlike: UnlikeDevices | None,
     ) -> None:
-        graph, parts = handing.graph, handing.parts
-        self.handing, self.link, self.apart, self.unlike = handing, link, apart, unlike
+        graph, parts = split.graph, split.parts
+        self.split, self.link, self.apart, self.unlike = split, link, apart, unlike
         self.graph, self.parts, self.pins = graph, parts, pins
         # Between unlike meshes a device of that on which more of a value lies has as much to send, or to receive.
         every = [value_bytes, *(own.tolist() for own in unlike.value_bytes)] if unlike else [value_bytes]
@@ -464,9 +464,9 @@ class _Builder:
         What is saved would be stashed if the step were split into two programs where most is stored. It comes with
         the nodes that need it.
         """
-        saved = [([int(node[op]) for op in ops], value) for value, ops in self.handing.halves.kept.items()]
+        saved = [([int(node[op]) for op in ops], value) for value, ops in self.split.halves.kept.items()]
         ops = np.flatnonzero(self.parts.body & (node >= 0)).tolist()
-        late, *others = [_behind(turn, ops, node) for turn in dict.fromkeys(self.handing.turns)]
+        late, *others = [_behind(turn, ops, node) for turn in dict.fromkeys(self.split.turns)]
         return late, [one for one in others if not np.array_equal(one, late)], saved
 
 

@@ -31,15 +31,15 @@ from rhino.passes.textual_pipelines import build_pass_manager
 from rhino.passes.unsharded import unsharded_program
 from rhino.strategies.choice import sharding_plan_costs as sharded
 from rhino.strategies.choice.sharding_plan import ShardingPlan
-from rhino.strategies.pipeline.activation_stash import Handing
+from rhino.strategies.pipeline.activation_stash import SplitMicroBatch
 from rhino.strategies.pipeline.plan_part import PlanPart, plan_of
 from rhino.strategies.structure.training_phases import parts_of
 
 
-def handing_of(program, module):
+def split_of(program, module):
     plan = sharded_plan(program, module)
     parts = parts_of(program.graph, accumulation_loop(program), np.zeros(program.graph.num_ops))
-    return Handing(program.graph, parts, sharded.local_bytes(plan), sharded.runs_alone(plan))
+    return SplitMicroBatch(program.graph, parts, sharded.local_bytes(plan), sharded.runs_alone(plan))
 
 
 def least(graph, parts, turn):
@@ -82,10 +82,10 @@ def test_the_least_of_all_choices(seed):
     parts = parts_of(graph, None, np.zeros(graph.num_ops))
     for turn in range(graph.num_ops):
         stage = (np.arange(graph.num_ops) > turn).astype(np.int64)
-        handing = Handing(graph, parts, graph.value_bytes())
-        found = handing.between(stage, 0, 1)
+        split = SplitMicroBatch(graph, parts, graph.value_bytes())
+        found = split.between(stage, 0, 1)
         assert not found.again & found.kept.keys()
-        total = handing.size(found) + sum(weight(graph, value) for value in found.again)
+        total = split.size(found) + sum(weight(graph, value) for value in found.again)
         assert total == pytest.approx(least(graph, parts, turn))
 
 
@@ -105,34 +105,34 @@ def test_what_lies_in_memory_of_a_part_is_what_does_in_a_program_of_its_own(seed
 def cut():
     """A GPT with dropout on two devices, in three stages.
 
-    Returned are the programs, and the bytes and element types that stages are said to keep.
+    Returned are the programs, and the bytes and element types that stages state they keep.
     """
     config = dataclasses.replace(GPT, layers=3, dropout=0.1)
     module, remarks = read_module(export_step(gpt.model(config)).encode(), "gpt", context()), Remarks("gpt")
     items = build_named(PARALLEL, {"stages": "3", "num": "4", "mesh": "2", "cluster": "v100x8"})
     before = items[: next(number for number, one in enumerate(items) if isinstance(one, SplitStages))]
     build_pass_manager(before, context(), remarks).run(module.operation)
-    said, kinds = [], []
+    sizes, kinds = [], []
     with context(), ir.Location.unknown():
         with unsharded_program(module.operation, remarks) as program:
-            handing = handing_of(program, module.operation)
+            split = split_of(program, module.operation)
             marks = [virtual_stage_of(op) for op in program.ops]
             stage = np.array([-1 if mark is None else mark for mark in marks])
             for forward in range(2):
-                found = handing.between(stage, forward, 4 - forward)
-                said.append(handing.size(found))
+                found = split.between(stage, forward, 4 - forward)
+                sizes.append(split.size(found))
                 kinds.append({program.graph.type_of(value).dtype for value in found.kept})
         SplitStages().run(module.operation, remarks)
-    return module, said, kinds
+    return module, sizes, kinds
 
 
 def test_programs_hand_on_what_estimates_say(cut):
-    module, said, _ = cut
+    module, sizes, _ = cut
     with context(), ir.Location.unknown():
         step = read_staged(module.operation)
     by_phase = {(part.phase, part.stage): part for part in step.parts}
     given = {name for part in step.parts if part.phase != "setup" for name in part.gives}
-    for stage, expected in enumerate(said):
+    for stage, expected in enumerate(sizes):
         forward, back = by_phase["forward", stage], by_phase["backward", stage]
         layouts = dict(zip(back.reads, step.programs[back.program].inputs, strict=True))
         crossing = [
@@ -169,6 +169,6 @@ def test_backward_pass_begins_before_gradients_are_made():
     build_pass_manager(passes, module.context, Remarks()).run(module.operation)
     with unsharded_program(module.operation, Remarks()) as program:
         names = [op.name for op in program.ops]
-        turn, _, last_peak = handing_of(program, module.operation).turns
+        turn, _, last_peak = split_of(program, module.operation).turns
     products = [number for number, name in enumerate(names) if name == "stablehlo.dot_general"]
     assert products[8] <= turn < products[9] < last_peak  # two of each layer, and the one behind them
