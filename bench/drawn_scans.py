@@ -134,8 +134,9 @@ def draw_setting(random: np.random.Generator, form: Form) -> Setting:
     if random.integers(2):
         cuts = np.flatnonzero(random.integers(2, size=form.loops[0] - 1)) + 1
         counts = ";".join(str(count) for count in np.diff([0, *cuts, form.loops[0]]))
-    remat = "0.5" if random.integers(4) == 0 else ""
     stages = ranks * chunks
+    of_stages = ";".join(str(share) for share in random.choice([0, 0.5, 1], size=stages))
+    remat = str(random.choice(["", "0.5", "1", of_stages]))
     return Setting(stages, micro_batches, schedule, str(mesh), _CLUSTER, counts=counts, remat=remat, ranks=ranks)
 
 

@@ -142,7 +142,7 @@ def fsdp_tp(mesh: str, *words: str) -> Expert:
 
 _LLAMA3: Final = Published(0.43, "The Llama 3 Herd of Models, table 4: 405B on 8,192 H100 (TP 8, PP 16, DP 64)")
 _LLAMA3_LONG: Final = Published(
-    0.38, "The Llama 3 Herd of Models, table 4: 405B on 16,384 H100 (TP 8, CP 16, PP 16, DP 8)", "H100, and not v5p"
+    0.38, "The Llama 3 Herd of Models, table 4: 405B on 16,384 H100 (TP 8, CP 16, PP 16, DP 8)"
 )
 _MAXTEXT_64B: Final = Published(
     0.70, "MaxText, configs/v5p/README.md and 64b.sh: 64B on 64, what products give is kept"
@@ -202,6 +202,13 @@ ROWS: Final[dict[str, Row]] = {
         {"seq": SHORT, "batch": 128},
         (fsdp("64"), Expert("8x8", ("zero-3", "ep")), fsdp_tp("8x8")),
     ),
+    "mixtral-v5p-64": Row(
+        "mixtral-8x7b",
+        "v5p",
+        64,
+        {"seq": SHORT, "batch": 128},
+        (fsdp("64"), Expert("16x4", ("zero-3", "ep")), fsdp_tp("16x4")),
+    ),
     "mixtral-v5p-256": Row(
         "mixtral-8x7b", "v5p", 256, {"seq": 4096, "batch": 2048}, (fsdp("256"),), published=_MAXTEXT_MIXTRAL
     ),
@@ -239,7 +246,19 @@ ROWS: Final[dict[str, Row]] = {
     ),
     "8b-long-h100-64": Row("llama-3-8b", "h100", 64, {"seq": LONG, "batch": 8}, (fsdp_tp("8x8"),)),
     "8b-long-v5p-64": Row("llama-3-8b", "v5p", 64, {"seq": LONG, "batch": 16}, (fsdp_tp("16x4"),)),
+    "mixtral-long-h100-64": Row("mixtral-8x7b", "h100", 64, {"seq": LONG, "batch": 8}, (fsdp_tp("8x8"),)),
+    "mixtral-long-v5p-64": Row("mixtral-8x7b", "v5p", 64, {"seq": LONG, "batch": 16}, (fsdp_tp("16x4"),)),
     "70b-long-h100-256": Row("llama-3-70b", "h100", 256, {"seq": LONG, "batch": 32}, (fsdp_tp("32x8"),)),
+    "70b-long-v5p-512": Row("llama-3-70b", "v5p", 512, {"seq": LONG, "batch": 64}, (fsdp_tp("64x8"),)),
+    "405b-long-h100-512": Row(
+        "llama-3-405b",
+        "h100",
+        512,
+        {"seq": LONG, "batch": 64},
+        (fsdp_tp("64x8", "--offload"),),
+        (*SHARD, "--offload"),
+        _LLAMA3_LONG,
+    ),
     "405b-long-v5p-512": Row(
         "llama-3-405b",
         "v5p",
@@ -247,7 +266,7 @@ ROWS: Final[dict[str, Row]] = {
         {"seq": LONG, "batch": 64},
         (fsdp_tp("64x8", "--micro-batches=2"),),
         (*SHARD, "--micro-batches=2"),
-        _LLAMA3_LONG,
+        replace(_LLAMA3_LONG, apart="H100, and not v5p"),
     ),
 }
 

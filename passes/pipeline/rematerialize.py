@@ -23,7 +23,7 @@ Source    strategies/remat/rematerialization.py. Checkpoints between pieces: Che
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Final
 
@@ -44,7 +44,7 @@ from rhino.ir.program.staged_module import REMAT
 from rhino.ir.units import format_bytes, format_seconds
 from rhino.passes.base import Pass, Remarks, opt
 from rhino.passes.pipeline.offload_ops import write_waiting
-from rhino.passes.pipeline.rematerialize_loops import rematerialize_loops
+from rhino.passes.pipeline.rematerialize_loops import loops_by_rounds, rematerialize_loops
 from rhino.passes.pipeline.rematerialize_ops import write_blocks
 from rhino.passes.pipeline.sharded_step import SHARDED_ERRORS, rank_mesh, sharded_step
 from rhino.passes.sharding.planning_pass import DEFAULT_CLUSTER, OFFLOAD, rank_target, refuse_unknown_host
@@ -96,32 +96,45 @@ class Rematerialize(Pass):
     )
     cluster: str = opt(DEFAULT_CLUSTER, "a preset's name or a cluster file")
     offload: bool = opt(False, OFFLOAD)
-    layers: bool = opt(True, "false = loops over layers run again as a whole or not at all, as in a step with stages")
     host_share: str = opt(
         "", "the least share of the activation stash that goes to host memory, 0 to 1, where nothing is recomputed"
     )
+
+    @property
+    def goes_by_rounds(self) -> bool:
+        """Whether loops over layers recompute rounds of others; behind the search of shardings they run as a whole."""
+        return not self.host_share and self.remat != BY_STAGE
 
     def run(self, module: ir.Operation, remarks: Remarks) -> None:
         """Rewrites `module` in place."""
         cluster = load_cluster(self.cluster)
         self.write_loops(module, cluster, remarks)
         with unsharded_program(module, remarks) as program:
-            self.write(program, begin(program, module, cluster, repeats=not self.host_share), remarks)
+            self.write(program, self.begin(program, module, cluster), remarks)
+
+    def begin(self, program: Program, module: ir.Operation, cluster: Cluster) -> Begun:
+        """Returns what a step saves for the backward pass. Raises as the pass does."""
+        found = begin(program, module, cluster, repeats=not self.host_share)
+        if not self.goes_by_rounds or self.offload:
+            return found
+        numbers = {op: number for number, op in enumerate(program.ops)}
+        loops = loops_by_rounds(program.entry.operation, found.num_stages)
+        return replace(found, stash=found.stash.without([numbers[op] for op in loops if op in numbers]))
 
     def write_loops(self, module: ir.Operation, cluster: Cluster, remarks: Remarks) -> bool:
-        """Writes what loops compute again of the layers of others, and says whether anything was.
-
-        Only a step without stages: there is one share for all of it.
-        """
-        shares = () if self.host_share or self.remat == BY_STAGE else parse_remat(self.remat)
-        ops = list(walk(entry_function(module, remarks.file).operation))
-        is_staged = any(virtual_stage_of(op) is not None for op in ops)
-        if not self.layers or len(shares) != 1 or not shares[0] or is_staged or all(op.name != WHILE for op in ops):
+        """Writes what loops compute again of the layers of others, and says whether anything was."""
+        if not self.goes_by_rounds:
             return False
+        shares = parse_remat(self.remat)
+        ops = list(walk(entry_function(module, remarks.file).operation))
+        if not any(shares) or all(op.name != WHILE for op in ops):
+            return False
+        num_stages = _num_stages(module, ops)
         with unsharded_program(module, Remarks(remarks.file)) as program:
             seconds = sharded_step(program, module, cluster).seconds.tolist()
             of_ops = dict(zip(program.ops, seconds, strict=True))
-            found = rematerialize_loops(program.entry.operation, shares[0], of_ops)
+            own = _for_stages(shares, num_stages)
+            found = rematerialize_loops(program.entry.operation, own, of_ops, num_stages or 1)
         for one in found:
             kept = f"{format_bytes(one.kept_bytes)} of {format_bytes(one.stash_bytes)} that this loop stacks are kept"
             again = f"{one.num_ops} ops of a round run again, {format_seconds(one.added_s)} more in all rounds"
@@ -211,8 +224,8 @@ def begin(program: Program, module: ir.Operation, cluster: Cluster, *, repeats: 
     body, after = ([program.ops[one] for one in np.flatnonzero(part).tolist()] for part in (parts.body, parts.apply))
     refuse_misplaced(body, after, program.file)
     inside = range(len(program.ops)) if loop is None else range(loop.op + 1, loop.end)
-    marks = [virtual for one in inside if (virtual := virtual_stage_of(program.ops[one])) is not None]
-    num_stages = num_stages_of(module, marks) if marks else 1
+    cut_in = _num_stages(module, [program.ops[one] for one in inside])
+    num_stages = cut_in or 1
     found = {one: latest_stage_of(program.ops[one], VirtualStages(num_stages)) for one in inside}
     stages = [found.get(number) or 0 for number in range(len(program.ops))]
     count = ir.IntegerAttr(program.ops[loop.op].attributes[MICRO_BATCHES]).value if loop is not None else 1
@@ -225,7 +238,7 @@ def begin(program: Program, module: ir.Operation, cluster: Cluster, *, repeats: 
         parts,
         stash,
         num_stages,
-        bool(marks),
+        cut_in is not None,
         count,
         rank_target(cluster, rank_mesh(module), 1).model,
     )
@@ -250,7 +263,7 @@ class Rematerializer:
                 again.write(Program(known.graph, entry, ops_of(entry), remarks.file), known, remarks)
                 return module
             with unsharded_program(module.operation, remarks) as program:
-                known = begin(program, module.operation, load_cluster(again.cluster))
+                known = again.begin(program, module.operation, load_cluster(again.cluster))
                 again.write(program, known, remarks)
         self.begun[step] = known
         if len(self.begun) > _MOST_BEGUN:
@@ -282,6 +295,12 @@ def refuse_several(shares: tuple[float, ...]) -> None:
             what,
             "give one share for all stages; or give stages, micro-batches and the mesh, so that nothing is searched",
         )
+
+
+def _num_stages(module: ir.Operation, ops: Iterable[ir.Operation]) -> int | None:
+    """Returns in how many stages ops of a module are, None where it is not cut."""
+    marks = [virtual for op in ops if (virtual := virtual_stage_of(op)) is not None]
+    return num_stages_of(module, marks) if marks else None
 
 
 def _for_stages(shares: tuple[float, ...], num_stages: int | None) -> tuple[float, ...]:

@@ -19,7 +19,9 @@ from rhino.ir.graph.elements import element_bytes
 from rhino.ir.graph.graph import BARRIER, WHILE
 from rhino.ir.mlir.bindings import ir, stablehlo
 from rhino.ir.mlir.reader import end_of, maker_of, walk
+from rhino.ir.plan.stages import VirtualStages
 from rhino.ir.program.accumulation import MICRO_BATCHES
+from rhino.ir.program.op_stages import virtual_stage_of
 from rhino.ir.program.trip_count import constant_of, step_of, trip_count
 from rhino.passes.frontend.loop_stashes import Stack, stacks_of, viewed_as, without_stacks
 from rhino.passes.frontend.loop_values import Value, copied, extended, without
@@ -38,35 +40,54 @@ class LoopChoice:
     added_s: float
 
 
-def rematerialize_loops(entry: ir.Operation, remat: float, seconds: Mapping[ir.Operation, float]) -> list[LoopChoice]:
+def rematerialize_loops(
+    entry: ir.Operation, shares: Sequence[float], seconds: Mapping[ir.Operation, float], num_stages: int
+) -> list[LoopChoice]:
     """Writes into loops what they compute again of others, and returns what was written.
 
-    `remat` is the least share of the stacks that is gone, `seconds` what ops take in a step.
+    `shares` [stages] are the least shares of the stacks that are gone, `seconds` what ops take in a step.
     """
     from rhino.strategies.remat.rematerialization import choose_pieces  # noqa: PLC0415 - loads LP solvers
 
-    pairs = _pairs(entry)
-    pieces = [pair.piece(seconds) for pair in pairs]
-    found = []
-    for pair, piece, label in zip(pairs, pieces, choose_pieces(pieces, remat), strict=True):
-        again = [op for unit in label.repeated if (op := pair.units[unit]) is not None]
-        if again:
-            added_s = sum(piece.seconds[unit] for unit in label.repeated)
-            sizes = piece.kept(()), piece.kept(label.repeated)
-            found.append(LoopChoice(pair.loop.location, *sizes, len(again), added_s))
-            pair.write(again)
+    found, virtual = list[LoopChoice](), VirtualStages(num_stages)
+    of_stages: dict[int, list[_Pair]] = {}
+    for pair in _pairs(entry, virtual):
+        of_stages.setdefault(virtual_stage_of(pair.loop) or 0, []).append(pair)
+    for stage, pairs in of_stages.items():
+        pieces = [pair.piece(seconds) for pair in pairs]
+        for pair, piece, label in zip(pairs, pieces, choose_pieces(pieces, shares[stage]), strict=True):
+            again = [op for unit in label.repeated if (op := pair.units[unit]) is not None]
+            if again:
+                added_s = sum(piece.seconds[unit] for unit in label.repeated)
+                sizes = piece.kept(()), piece.kept(label.repeated)
+                found.append(LoopChoice(pair.loop.location, *sizes, len(again), added_s))
+                pair.write(again)
     return found
 
 
-def _pairs(entry: ir.Operation) -> list[_Pair]:
-    """Returns the loops over layers with those that read their stacks, none of which is part of another."""
+def loops_by_rounds(entry: ir.Operation, num_stages: int) -> list[ir.Operation]:
+    """Returns the loops of which others can compute rounds again."""
+    return [pair.loop for pair in _pairs(entry, VirtualStages(num_stages))]
+
+
+def _pairs(entry: ir.Operation, virtual: VirtualStages) -> list[_Pair]:
+    """Returns the loops over layers with those that read their stacks, none of which is part of another.
+
+    In a step in stages both are of one stage.
+    """
     found, taken = list[_Pair](), set[ir.Operation]()
     for loop in [op for op in walk(entry) if op.name == WHILE]:
         pair = None if loop in taken else _pair(loop)
-        if pair is not None and pair.reader not in taken:
+        if pair is not None and pair.reader not in taken and _mirrors(pair, virtual):
             found.append(pair)
             taken |= {*walk(pair.loop), *walk(pair.reader)}
     return found
+
+
+def _mirrors(pair: _Pair, virtual: VirtualStages) -> bool:
+    """Says whether a loop and its reader are forward and backward pass of the same stage, where there are stages."""
+    stage, other = virtual_stage_of(pair.loop), virtual_stage_of(pair.reader)
+    return stage == other if stage is None or other is None else virtual.opposite(stage) == other
 
 
 def _pair(loop: ir.Operation) -> _Pair | None:

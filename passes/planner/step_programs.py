@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -102,9 +102,7 @@ class StepPrograms:
         """
         own = {name: text for name, text in self.setup.options.items() if name != OFFLOAD_OPTION}
         *rewriting, populate, pin = before_choice({**own, "cluster": self.setup.cluster, **_named_options(config)})
-        again = [
-            replace(one, layers=self.num_stages(config) == 1) for one in rewriting if isinstance(one, Rematerialize)
-        ]
+        again = [one for one in rewriting if isinstance(one, Rematerialize)]
         others = [one for one in rewriting if not isinstance(one, Rematerialize)]
         at = next((number for number, one in enumerate(others) if isinstance(one, MicroBatch)), 0)
         step = self.made("step", self.setup.module, others[:at]) if at else self.setup.module

@@ -11,7 +11,7 @@ arguments, and what follows from constants and counters alone are at hand wherev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -74,6 +74,12 @@ class Stash:
         """Returns the stash where what may wait in host memory is to; `host_s` is what a transfer of bytes takes."""
         found = {v: 2 * parts * host_s(self.num_bytes[v] / parts) for v, parts in self.waiting.items()}
         return replace(self, host_s=found)
+
+    def without(self, ops: Container[int]) -> Stash:
+        """Returns the stash without what some ops make, which is kept in any case."""
+        own = frozenset(value for unit in self.units if unit.op in ops for value in unit.makes)
+        units = tuple(replace(unit, may_repeat=unit.may_repeat and unit.op not in ops) for unit in self.units)
+        return replace(self, units=units, late=self.late - own, saved=self.saved | own)
 
     def total_bytes(self, stage: int) -> int:
         """Returns the bytes of the stash that one stage makes, for one micro-batch."""
