@@ -39,7 +39,7 @@ def _is_fresh(
     """Says whether an op reads nothing of `stays` that is not `fresh`, and adds what it writes."""
     if op.name == "scf.if":
         asked = points.at(op.operands[0]).at
-        at_start = None if asked is None else np.broadcast_to(asked, points.bounds)[start] != 0
+        at_start = None if asked is None else asked[_one_of_equal(asked.shape, start)] != 0
         for region, taken in zip(op.regions, (at_start, None if at_start is None else ~at_start), strict=True):
             if taken is None or taken.any():  # what only some points write is not written whole
                 inside = fresh if taken is not None and taken.all() else set(fresh)
@@ -50,6 +50,14 @@ def _is_fresh(
         fresh.add(op.operands[1])
     stale = stays - fresh
     return not any(value in stale for one in walk(op) for value in one.operands) or _is_unread(op)
+
+
+def _one_of_equal(shape: tuple[int, ...], places: tuple[slice, ...]) -> tuple[slice, ...]:
+    """Returns the places of a broadcast array in the array of this shape: along dims where all are equal, the one.
+
+    The shape of what is the same at every point may have no dims.
+    """
+    return tuple(slice(None) if size == 1 else place for size, place in zip(shape, places, strict=False))
 
 
 def _writes_whole(op: ir.Operation) -> bool:
