@@ -5,8 +5,6 @@ from __future__ import annotations
 from math import prod
 from typing import Any, Final
 
-import numpy as np
-
 from rhino.ir.calls.tpu_points import Points
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.reader import walk
