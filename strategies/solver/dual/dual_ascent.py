@@ -56,6 +56,10 @@ _MOST: Final = 4.0
 """Where passes are made in single precision, how many times the bound an edge may charge, or a node pass on."""
 
 
+_ROUNDING: Final = 1e-5
+"""By which share of a bound passes in single precision may be off."""
+
+
 Start = Callable[[int], tuple[Floats, Floats] | None]
 """The prices at the ends of an edge of a problem that an ascent begins with, None for none."""
 
@@ -252,14 +256,20 @@ class Ascent:
         return self._run_roughly(passes, enough)
 
     def _run_roughly(self, passes: int, enough: float) -> float:
-        """Makes passes in single precision, and one in double precision that makes good what rounding has lost."""
+        """Makes passes in single precision, and some in double precision that make good what rounding has lost.
+
+        One is enough but where prices are over the limit: to take what is over back lowers the bound until the next.
+        """
         assert self._rough is not None
-        exact, begun = self._exact, self._exact.every.copy()
+        exact, begun, value = self._exact, self._exact.every.copy(), -np.inf
         most = _MOST * self.bound if 0.0 < self.bound < np.inf else self.barred
-        best, _ = self._raise(self._rough, begun.astype(np.float32), -np.inf, passes, enough, most)
+        best, reached = self._raise(self._rough, begun.astype(np.float32), -np.inf, passes, enough, most)
         exact.go_to(best)
-        exact.run(most)
-        value = self._or_illegal(exact.value_after_pass())
+        for _ in range(_PERIOD):
+            exact.run(most)
+            value = self._or_illegal(exact.value_after_pass())
+            if value >= reached - _ROUNDING * abs(reached):
+                break
         if value >= self.bound:
             self.bound = value
         else:

@@ -88,6 +88,16 @@ def test_passes_in_single_precision_prove_as_much(monkeypatch):
     assert near > 0.9 * met > 30, (near, met)
 
 
+@pytest.mark.parametrize("seed", [13, 235, 272])
+def test_where_prices_are_over_the_limit_of_single_precision_no_proof_is_lost(seed, monkeypatch):
+    """The first pass in double precision takes back what is over it, and the bound with that; the next make it good."""
+    problem = random_joint_problem(seed)
+    whole = raised(problem, 2, 30).bound
+    monkeypatch.setattr(dual_ascent, "_LARGE", 0)
+    monkeypatch.setattr(dual_ascent, "_MOST", 0.25)
+    assert raised(problem, 2, 30).bound >= whole - 1e-3 * abs(whole)
+
+
 @pytest.mark.parametrize("batch", BATCHES)
 def test_the_bound_is_what_the_prices_say(batch):
     """Every node and every edge of the whole problem takes its least."""
