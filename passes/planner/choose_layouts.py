@@ -111,6 +111,11 @@ class ChooseLayouts(ChooseShardings):
         False, "true = between steps arrays have the shapes of the program as written, and are moved in each step"
     )
 
+    @property
+    def seeks_least(self) -> bool:
+        """Whether a refusal names the least memory that is needed: not where it is the reason to recompute."""
+        return not self.recompute
+
     def run(self, module: ir.Operation, remarks: Remarks) -> None:
         """Chooses, and writes the choice onto `module`."""
         if not self.recompute:
@@ -119,25 +124,24 @@ class ChooseLayouts(ChooseShardings):
         before = module.clone()
         try:
             self.run_with_all_kept(module, remarks)
-        except DoesNotFitError as error:
-            best = self.recomputed(before, remarks, error)
-            swap(module, best.module)
-            remarks.record(StashShare("remat", best.share, best.mesh))
-            best.add_to(remarks)
+            return
+        except DoesNotFitError:
+            best = self.recomputed(before, remarks)
+        if best is None:
+            self.refuse(module, before, remarks)
+            return
+        swap(module, best.module)
+        remarks.record(StashShare("remat", best.share, best.mesh))
+        best.add_to(remarks)
 
-    def recomputed(self, before: ir.Operation, remarks: Remarks, error: DoesNotFitError) -> _Tried:
+    def recomputed(self, before: ir.Operation, remarks: Remarks) -> _Tried | None:
         """Returns the best choice for a step with some of its activation stash recomputed.
 
-        Raises `error`, of the step as it is, where not even all of it is enough.
+        Returns None where not even all of it is enough.
         """
         best = self.recomputed_at(1.0, before, remarks)
-        if best is None:
-            raise error
-        if best.choice is None:
-            if best.error is None or best.error.exit_code != ExitCode.DOES_NOT_FIT:
-                raise best.error or error
-            note = f"with all that can be computed again for the backward pass: {best.error.what}"
-            raise replace(error, notes=(*error.notes, note))
+        if best is None or best.choice is None:
+            return None
         # Which mesh is best hangs little on the share, and to look at all of them for each takes too long.
         on_mesh = replace(self, mesh=best.mesh) if self.mesh == AUTO else self
         low, high = 0.0, 1.0
@@ -148,6 +152,24 @@ class ChooseLayouts(ChooseShardings):
             else:
                 low = (low + high) / 2
         return best
+
+    def refuse(self, module: ir.Operation, before: ir.Operation, remarks: Remarks) -> None:
+        """Raises why there is no plan of a step, nor of one that recomputes all it can, and names what either needs.
+
+        If a choice fits after all, as programs may need less than was counted, it writes that onto `module`.
+        """
+        full, kept = replace(self, recompute=False), before.clone()
+        try:
+            full.run_with_all_kept(kept, remarks)
+        except DoesNotFitError as error:
+            best = full.recomputed_at(1.0, before, remarks)
+            if best is None or best.error is None:
+                raise
+            if best.error.exit_code != ExitCode.DOES_NOT_FIT:
+                raise best.error from None
+            note = f"with all that can be computed again for the backward pass: {best.error.what}"
+            raise replace(error, notes=(*error.notes, note)) from None
+        swap(module, kept)
 
     def recomputed_at(
         self, share: float, before: ir.Operation, remarks: Remarks, cutoff_s: float = inf

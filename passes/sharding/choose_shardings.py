@@ -22,7 +22,6 @@ from typing import ClassVar
 
 from rhino.ir.cluster.cluster import load_cluster
 from rhino.ir.cluster.groups import rank_budgets
-from rhino.ir.cluster.mesh import Mesh
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.graph.collective_stats import EMPTY, CollectiveStats, one_collective
 from rhino.ir.graph.graph import BARRIER, WHILE, YIELD, Loop
@@ -40,6 +39,7 @@ from rhino.ir.program.named_tensors import provenance_of_value
 from rhino.ir.program.program import CARRIED, Program
 from rhino.ir.units import fits_text, format_bytes, format_seconds, parse_size, peak_text
 from rhino.passes.base import Remarks, opt
+from rhino.passes.sharding.mesh_search import MeshOutcome, MeshSearch, Waiting
 from rhino.passes.sharding.pack_collectives import write_packing
 from rhino.passes.sharding.planning_pass import (
     OFFLOAD,
@@ -63,19 +63,15 @@ from rhino.strategies.memory.host_memory import on_host, waiting_arguments
 from rhino.strategies.memory.peak import peak_of
 from rhino.strategies.pipeline.in_flight import several_in_flight
 from rhino.strategies.remat.remat_graph import saved_bytes
-from rhino.strategies.sharding.memory_fitting import find_fitting
-from rhino.strategies.solver.answer import Answer, Infeasible, Unsolved
-from rhino.strategies.solver.problem import Problem
+from rhino.strategies.sharding.memory_fitting import each_once, find_free, fit_free
+from rhino.strategies.solver.answer import Answer, Infeasible, Outcome, Unsolved
 from rhino.strategies.solver.search import Limits, Search
-from rhino.strategies.solver.solver import Solver
+from rhino.strategies.solver.solver import Reduced, Solver
 
 STRATEGY = "rhino.strategy"
 
 LEVELS = {2: Limits(prices=12, gap=1e-3), 3: Limits(prices=60, gap=1e-4, exact_below_states=1000)}
 """What a search may spend, by `level`."""
-
-MeshOutcome = tuple[Target, Answer | Unsolved | RhinoError]
-"""A mesh, and what it came to."""
 
 MORE_HOST = to_fit(more="a larger device.host_bytes in the cluster's file")
 """What to do where host memory is too small."""
@@ -143,12 +139,13 @@ class ChooseShardings(PlanningPass):
             )
         clock = _Clock(remarks)
         targets = self.targets(module, remarks)
-        if (num_ranks := max(self.ranks, self.side_by_side)) > 1:
+        if self.num_ranks > 1:
             cluster = load_cluster(self.cluster)
-            targets = tuple(rank_target(cluster, one.mesh, num_ranks, one.mesh_name) for one in targets)
-        best, outcomes = self.best(module, targets, clock, remarks, cutoff_s, like)
+            targets = tuple(rank_target(cluster, one.mesh, self.num_ranks, one.mesh_name) for one in targets)
+        found = self.best(module, targets, clock, remarks, _Ask(cutoff_s, like))
+        best, outcomes = found.best, found.all_outcomes()
         if best is None:
-            return min(one.bound for _, one in outcomes if isinstance(one, Unsolved))
+            return found.bound_s()
         write_plan(module, best.program, best.plan, best.target)
         if len(outcomes) > 1:
             _remark_meshes(outcomes, remarks)
@@ -157,64 +154,83 @@ class ChooseShardings(PlanningPass):
         clock.lap("write")
         return None
 
+    @property
+    def seeks_least(self) -> bool:
+        """Whether a refusal names the least memory that is needed: not where nobody reads it."""
+        return True
+
     def best(
-        self,
-        module: ir.Operation,
-        targets: Sequence[Target],
-        clock: _Clock,
-        remarks: Remarks,
-        cutoff_s: float,
-        like: ShardingChoice | None,
-    ) -> tuple[ShardingChoice | None, tuple[MeshOutcome, ...]]:
-        """Returns the plan for the best mesh, and what each mesh came to; no plan where all were given up.
+        self, module: ir.Operation, targets: Sequence[Target], clock: _Clock, remarks: Remarks, ask: _Ask
+    ) -> MeshSearch[ShardingChoice]:
+        """Returns the search over meshes, which has come to its end: its best plan, if none was given up.
 
-        After `targets` come the meshes next to the best (`finer`), until none of them is better. A mesh is given up
-        once its bound reaches `cutoff_s`, or the best step so far.
+        After `targets` come the meshes next to the best (`finer`). Where no mesh has a plan, the error is that of the
+        first one; of the others nobody asks what they need.
         """
-        best: ShardingChoice | None = None
-        outcomes: dict[Mesh, MeshOutcome] = {}
-        while waiting := [one for one in targets if one.mesh not in outcomes]:
-            for target in waiting:
-                found = self.plan(module, target, clock, remarks, best.answer.cost if best else cutoff_s, like)
-                outcomes[target.mesh] = (target, found.answer if isinstance(found, ShardingChoice) else found)
-                if isinstance(found, ShardingChoice) and (best is None or found.answer.cost < best.answer.cost):
-                    best = found
-            targets = self.finer(module, best.target) if best else ()
-        if best is None and all(isinstance(one, RhinoError) for _, one in outcomes.values()):
-            raise next(one for _, one in outcomes.values() if isinstance(one, RhinoError))
-        return best, tuple(outcomes.values())
+        one_of_many = replace(ask, seeks_least=self.seeks_least and len(targets) == 1)
+        found = MeshSearch[ShardingChoice](
+            lambda target, cutoff_s: self.look(module, target, clock, remarks, replace(one_of_many, cutoff_s=cutoff_s)),
+            lambda target: self.finer(module, target),
+            ask.cutoff_s,
+        )
+        found.run(targets)
+        errors = [(target, one) for target, one in found.all_outcomes() if isinstance(one, RhinoError)]
+        if found.best is None and len(errors) == len(found.outcomes):
+            target, error = errors[0]
+            if self.seeks_least and not one_of_many.seeks_least and isinstance(error, DoesNotFitError):
+                full = self.plan(self.read(module, target, remarks), target, clock, ask)
+                error = full if isinstance(full, RhinoError) else error
+            raise error
+        return found
 
-    def plan(
-        self,
-        module: ir.Operation,
-        target: Target,
-        clock: _Clock,
-        remarks: Remarks,
-        cutoff_s: float = inf,
-        like: ShardingChoice | None = None,
-    ) -> ShardingChoice | Unsolved | RhinoError:
-        """Returns the plan for one mesh, or why there is none: a bound of `cutoff_s` or more, or an error.
+    def look(
+        self, module: ir.Operation, target: Target, clock: _Clock, remarks: Remarks, ask: _Ask
+    ) -> ShardingChoice | Waiting[ShardingChoice] | Unsolved | RhinoError:
+        """Returns the plan for one mesh if the best choice of all fits, or how to go on to one; or why there is none.
 
-        What lies in host memory makes no plan slower than the best that is found without. `module` gets sharding rules,
-        nothing else.
+        `module` gets sharding rules, nothing else.
         """
         program = self.read(module, target, remarks)
-        found = self.within_host(program, target, clock, cutoff_s, like)
+        if self.offload or self.num_ranks > 1:
+            return self.plan(program, target, clock, ask)
+        begun = self.begin(program, target, clock, ask)
+        if isinstance(begun, RhinoError):
+            return begun
+        free = begun.free()
+        clock.lap("solve")
+        if isinstance(free, Answer) and free.peak_bytes > begun.budget:
+
+            def plan(cutoff_s: float) -> ShardingChoice | Unsolved | RhinoError:
+                outcome = begun.fitting(free, cutoff_s)
+                clock.lap("solve")
+                return self.outcome(begun, outcome, cutoff_s)
+
+            return Waiting(free.bound, plan)
+        return self.outcome(begun, free, ask.cutoff_s)
+
+    def plan(
+        self, program: Program, target: Target, clock: _Clock, ask: _Ask
+    ) -> ShardingChoice | Unsolved | RhinoError:
+        """Returns the plan for one mesh, or why there is none: a bound of the cutoff or more, or an error.
+
+        What lies in host memory makes no plan slower than the best that is found without.
+        """
+        found = self.within_host(program, target, clock, ask)
         if (
             not self.offload
             or isinstance(found, Unsolved)
             or (isinstance(found, ShardingChoice) and not found.is_bound)
         ):
             return found
-        most_s = found.answer.cost if isinstance(found, ShardingChoice) else cutoff_s
-        plain = replace(self, offload=False).within_host(program, target, clock, most_s, like)
+        most_s = found.answer.cost if isinstance(found, ShardingChoice) else ask.cutoff_s
+        plain = replace(self, offload=False).within_host(program, target, clock, replace(ask, cutoff_s=most_s))
         if not isinstance(plain, ShardingChoice) or plain.answer.cost >= most_s:
             return found
         bound = found.answer.bound if isinstance(found, ShardingChoice) else plain.answer.bound
         return replace(plain, answer=replace(plain.answer, bound=min(bound, plain.answer.cost)))
 
     def within_host(
-        self, program: Program, target: Target, clock: _Clock, cutoff_s: float, like: ShardingChoice | None
+        self, program: Program, target: Target, clock: _Clock, ask: _Ask
     ) -> ShardingChoice | Unsolved | RhinoError:
         """Returns the plan for one mesh as `plan` does, with no more in host memory than that holds.
 
@@ -224,7 +240,7 @@ class ChooseShardings(PlanningPass):
         while True:
             open_ = with_offload(program, target, barred) if self.offload else program
             clock.lap("graph")
-            found = self.chosen(open_, target, clock, cutoff_s, like)
+            found = self.chosen(open_, target, clock, ask)
             if not isinstance(found, ShardingChoice):
                 return _with_host_limit(found, over) if over and isinstance(found, RhinoError) else found
             bound = min(bound, found.answer.bound)
@@ -238,9 +254,24 @@ class ChooseShardings(PlanningPass):
             barred = waiting_arguments(program.graph) - there.fitting()
 
     def chosen(
-        self, program: Program, target: Target, clock: _Clock, cutoff_s: float, like: ShardingChoice | None
+        self, program: Program, target: Target, clock: _Clock, ask: _Ask
     ) -> ShardingChoice | Unsolved | RhinoError:
         """Returns the plan for one mesh as `plan` does, however much lies in host memory."""
+        begun = self.begin(program, target, clock, ask)
+        if isinstance(begun, RhinoError):
+            return begun
+        if self.ranks == 1:
+            outcome = begun.free()
+            if isinstance(outcome, Answer) and outcome.peak_bytes > begun.budget:
+                outcome = begun.fitting(outcome, ask.cutoff_s)
+        else:  # several micro-batches are in flight, which rows count
+            rows = self.ranks * parse_size(self.rows) if self.rows else begun.budget
+            outcome = begun.search.run(rows, begun.first)
+        clock.lap("solve")
+        return self.outcome(begun, outcome, ask.cutoff_s)
+
+    def begin(self, program: Program, target: Target, clock: _Clock, ask: _Ask) -> _Begun | RhinoError:
+        """Returns the search for one mesh after exact reductions, or why there is none."""
         try:
             choice = begin_choice(program, target)
         except RhinoError as error:
@@ -250,7 +281,7 @@ class ChooseShardings(PlanningPass):
         clock.lap("candidates")
         cluster, size = load_cluster(self.cluster), target.mesh.num_devices
         given = parse_size(self.budget) if self.budget else None
-        own = rank_budgets(cluster, (size,) * max(self.ranks, self.side_by_side), given)
+        own = rank_budgets(cluster, (size,) * self.num_ranks, given)
         budget = sum(own)
         if self.side_by_side > 1:
             budget = parse_size(self.rows) if self.rows else min(own)
@@ -260,36 +291,76 @@ class ChooseShardings(PlanningPass):
                 choice = replace(
                     choice, problem=several_in_flight(choice, loop, min(self.ranks, loop.trips or self.ranks))
                 )
-        known = like.solver if like is not None and like.target.mesh == target.mesh else None
-        search = Search(choice.problem, replace(LEVELS[self.level], cutoff=cutoff_s), known)
-        first = search.reduce()
+        known = ask.like.solver if ask.like is not None and ask.like.target.mesh == target.mesh else None
+        limits = replace(LEVELS[self.level], cutoff=ask.cutoff_s, seeks_least=ask.seeks_least)
+        search = Search(choice.problem, limits, known)
+        begun = _Begun(program, target, choice, budget, search, search.reduce())
         clock.lap("reduce")
-        is_bound = False
+        return begun
 
-        def with_memory() -> Problem:
-            nonlocal is_bound
-            is_bound = True
-            return choice.with_memory().problem
-
-        if self.ranks == 1:
-            outcome = find_fitting(search, budget, first, peak_of(choice), with_memory)
-        else:  # several micro-batches are in flight, which rows count
-            outcome = search.run(self.ranks * parse_size(self.rows) if self.rows else budget, first)
-        clock.lap("solve")
+    def outcome(self, begun: _Begun, outcome: Outcome, cutoff_s: float) -> ShardingChoice | Unsolved | RhinoError:
+        """Returns the plan that a search has come to, or why there is none."""
         if isinstance(outcome, Answer):
             return ShardingChoice(
-                target,
-                program,
-                choice,
-                make_plan(choice, outcome.states),
+                begun.target,
+                begun.program,
+                begun.choice,
+                make_plan(begun.choice, outcome.states),
                 outcome,
-                budget,
-                search.solver,
-                is_bound=is_bound,
+                begun.budget,
+                begun.search.solver,
+                is_bound=begun.is_bound,
             )
         if isinstance(outcome, Unsolved) and outcome.bound >= cutoff_s:
             return outcome
-        return does_not_fit(choice.with_memory(), program, budget, outcome, self.ranks, offload=self.offload)
+        return does_not_fit(
+            begun.choice.with_memory(), begun.program, begun.budget, outcome, self.ranks, offload=self.offload
+        )
+
+    @property
+    def num_ranks(self) -> int:
+        """How many ranks the step is for."""
+        return max(self.ranks, self.side_by_side)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ask:
+    """What is asked of a search: a step of less than `cutoff_s`.
+
+    `like` is the choice for another form of the step, with whose prices it begins on the same mesh. With `seeks_least`
+    a refusal names the least memory that is needed.
+    """
+
+    cutoff_s: float = inf
+    like: ShardingChoice | None = None
+    seeks_least: bool = True
+
+
+@dataclass(eq=False)
+class _Begun:
+    """A search for one mesh that has begun, within a budget for all ranks together."""
+
+    program: Program
+    target: Target
+    choice: Choice
+    budget: float
+    search: Search
+    first: Reduced
+    is_bound: bool = False
+    """Whether the best choice of all does not fit."""
+
+    def __post_init__(self) -> None:
+        self.peak_of = each_once(peak_of(self.choice))
+
+    def free(self) -> Outcome:
+        """Returns the best choice of all, whether it fits or not."""
+        return find_free(self.search, self.budget, self.first, self.peak_of)
+
+    def fitting(self, free: Answer, cutoff_s: float) -> Outcome:
+        """Returns the best choice that fits, where the best of all does not."""
+        self.is_bound = True
+        self.search.give_up_at(cutoff_s)
+        return fit_free(self.search, self.budget, free, self.peak_of, lambda: self.choice.with_memory().problem)
 
 
 @dataclass(frozen=True, slots=True)

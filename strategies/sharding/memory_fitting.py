@@ -89,13 +89,26 @@ def find_fitting(
     `first` is the problem that the search's `reduce` returned. `with_memory` returns the problem with what choices keep
     in memory. It is called only where the best choice of all does not fit.
     """
-    peak_of = _each_once(peak_of)
-    free = search.free(budget_bytes, first, peak_of)
-    if not isinstance(free, Answer):
+    peak_of = each_once(peak_of)
+    free = find_free(search, budget_bytes, first, peak_of)
+    if not isinstance(free, Answer) or free.peak_bytes <= budget_bytes:
         return free
-    best = with_peak(free, peak_of)
-    if best.peak_bytes <= budget_bytes:
-        return best
+    return fit_free(search, budget_bytes, free, peak_of, with_memory)
+
+
+def find_free(search: Search, budget_bytes: float, first: Reduced, peak_of: PeakOf) -> Outcome:
+    """Returns the best choice of all with the peak of its program, by a search that has yet to begin.
+
+    It is searched to the end only if it fits.
+    """
+    free = search.free(budget_bytes, first, peak_of)
+    return with_peak(free, peak_of) if isinstance(free, Answer) else free
+
+
+def fit_free(
+    search: Search, budget_bytes: float, free: Answer, peak_of: PeakOf, with_memory: Callable[[], Problem]
+) -> Outcome:
+    """Returns the best choice found that fits, where the best of all (`free`), which `search` has found, does not."""
     search.remember(with_memory())
     return fit(search, budget_bytes, make_answer(search.problem, free.states, free.bound, free.method), peak_of)
 
@@ -343,7 +356,7 @@ class RowLimits:
         return self.too_low * apart >= self.too_high
 
 
-def _each_once(peak_of: PeakOf) -> PeakOf:
+def each_once(peak_of: PeakOf) -> PeakOf:
     """Returns the same function, which is asked once about a choice."""
     known: dict[bytes, float] = {}
 

@@ -8,7 +8,7 @@ it has one that fits, with the bound that it has.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -44,6 +44,10 @@ class Search:
     def statistics(self) -> Statistics:
         """What the search did so far."""
         return self.solver.statistics
+
+    def give_up_at(self, cutoff_s: float) -> None:
+        """Ends without an answer from now on once the bound reaches `cutoff_s`."""
+        self.limits = self.solver.limits = replace(self.limits, cutoff=cutoff_s)
 
     def reduce(self) -> Reduced:
         """Returns the problem after the exact reductions."""

@@ -48,7 +48,8 @@ class Limits:
 
     `gap` is the share of the cost at which a search is content. A search ends without an answer once its bound reaches
     `cutoff` (seconds): nothing that slow is asked for. Where tables are too wide, alike places are told apart by so
-    many `rounds` of refinement, one after the other, with at most so many `passes` of an ascent at each.
+    many `rounds` of refinement, one after the other, with at most so many `passes` of an ascent at each. Without
+    `seeks_least` it does not look for the least memory that choices take where that is far over the budget.
     """
 
     prices: int = 40
@@ -58,6 +59,7 @@ class Limits:
     rounds: tuple[int, ...] = (4, 8)
     passes: int = 240
     cutoff: float = np.inf
+    seeks_least: bool = True
 
 
 @dataclass(eq=False)
