@@ -168,11 +168,11 @@ class ChooseShardings(PlanningPass):
         first one; of the others nobody asks what they need.
         """
         one_of_many = replace(ask, seeks_least=self.seeks_least and len(targets) == 1)
-        found = MeshSearch[ShardingChoice](
-            lambda target, cutoff_s: self.look(module, target, clock, remarks, replace(one_of_many, cutoff_s=cutoff_s)),
-            lambda target: self.finer(module, target),
-            ask.cutoff_s,
-        )
+
+        def look(target: Target, cutoff_s: float) -> ShardingChoice | Waiting[ShardingChoice] | Unsolved | RhinoError:
+            return self.look(module, target, clock, remarks, replace(one_of_many, cutoff_s=cutoff_s))
+
+        found = MeshSearch[ShardingChoice](look, lambda target: self.finer(module, target), ask.cutoff_s)
         found.run(targets)
         errors = [(target, one) for target, one in found.all_outcomes() if isinstance(one, RhinoError)]
         if found.best is None and len(errors) == len(found.outcomes):
@@ -198,10 +198,11 @@ class ChooseShardings(PlanningPass):
             return begun
         free = begun.free()
         clock.lap("solve")
+        on_other_mesh = ask.like if ask.like is not None and ask.like.target.mesh != target.mesh else None
         if isinstance(free, Answer) and free.peak_bytes > begun.budget:
 
-            def plan(cutoff_s: float) -> ShardingChoice | Unsolved | RhinoError:
-                outcome = begun.fitting(free, cutoff_s)
+            def plan(cutoff_s: float, best: ShardingChoice | None) -> ShardingChoice | Unsolved | RhinoError:
+                outcome = begun.fitting(free, cutoff_s, best or on_other_mesh)
                 clock.lap("solve")
                 return self.outcome(begun, outcome, cutoff_s)
 
@@ -356,9 +357,11 @@ class _Begun:
         """Returns the best choice of all, whether it fits or not."""
         return find_free(self.search, self.budget, self.first, self.peak_of)
 
-    def fitting(self, free: Answer, cutoff_s: float) -> Outcome:
-        """Returns the best choice that fits, where the best of all does not."""
+    def fitting(self, free: Answer, cutoff_s: float, like: ShardingChoice | None = None) -> Outcome:
+        """Returns the best choice that fits, where the best of all does not; it may begin with another's prices."""
         self.is_bound = True
+        if like is not None:
+            self.search.hint = like.solver.memory_prices
         self.search.give_up_at(cutoff_s)
         return fit_free(self.search, self.budget, free, self.peak_of, lambda: self.choice.with_memory().problem)
 

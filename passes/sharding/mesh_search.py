@@ -40,11 +40,11 @@ class Waiting(Generic[P]):
     """A mesh whose best choice of all does not fit: a step takes `bound_s` at least.
 
     `plan` goes on with its search, and returns the plan, or why there is none: a bound of the seconds that it is given
-    or more, or an error.
+    or more, or an error. It is given the best plan so far, too, for prices to begin with.
     """
 
     bound_s: float
-    plan: Callable[[float], P | Unsolved | RhinoError]
+    plan: Callable[[float, P | None], P | Unsolved | RhinoError]
 
 
 @dataclass(eq=False)
@@ -74,7 +74,9 @@ class MeshSearch(Generic[P]):
                 promising = self.promising()
                 fresh = self.unknown(self.next_to(promising)) if promising else []
             for target, one in sorted(self.waiting, key=lambda each: each[1].bound_s):
-                self.note(target, one.plan(self.most_s) if one.bound_s < self.most_s else Unsolved(one.bound_s))
+                self.note(
+                    target, one.plan(self.most_s, self.best) if one.bound_s < self.most_s else Unsolved(one.bound_s)
+                )
             self.waiting.clear()
             targets = self.next_to(self.leader) if self.leader else ()
 
@@ -94,7 +96,7 @@ class MeshSearch(Generic[P]):
             self.outcomes[target.mesh] = None  # its place among the outcomes
             self.waiting.append((target, found))
             return
-        self.note(target, found.plan(self.most_s) if isinstance(found, Waiting) else found)
+        self.note(target, found.plan(self.most_s, None) if isinstance(found, Waiting) else found)
 
     def note(self, target: Target, found: P | Unsolved | RhinoError) -> None:
         """Notes what a mesh came to."""

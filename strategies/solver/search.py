@@ -17,7 +17,7 @@ from rhino.ir.arrays import Ints
 from rhino.strategies.solver.answer import INTERRUPTED, Answer, Infeasible, Outcome, Unsolved, fits, make_answer
 from rhino.strategies.solver.elimination.by_node import TooWideError
 from rhino.strategies.solver.problem import PeakOf, Problem
-from rhino.strategies.solver.solver import Limits, Reduced, Solved, Solver, Statistics
+from rhino.strategies.solver.solver import Limits, Prices, Reduced, Solved, Solver, Statistics
 
 if TYPE_CHECKING:
     from rhino.strategies.solver.dual.memory_prices import Column
@@ -33,6 +33,8 @@ class Search:
     limits: Limits = field(default_factory=Limits)
     like: Solver | None = None
     """The solver of a problem that is much the same, if there is one: what it knows is a start."""
+    hint: Prices = field(default_factory=dict)
+    """Memory prices of the same step on another mesh: the first search under a budget begins with them."""
     first: Solved | None = field(default=None, init=False)
     columns: list[Column] = field(default_factory=list, init=False)
     """What searches under a budget have found; the next one begins with it."""
@@ -103,7 +105,8 @@ class Search:
         from rhino.strategies.solver.dual.memory_prices import PricedSearch  # noqa: PLC0415 - loads LP solvers
 
         try:
-            return PricedSearch(self.solver, budget_bytes, free, self.columns).run()
+            hint = {} if self.columns else self.hint
+            return PricedSearch(self.solver, budget_bytes, free, self.columns, hint).run()
         except TooWideError:
             return Unsolved(-np.inf)
 

@@ -149,6 +149,8 @@ class Solver:
 
     charged: _Charged | None = None
     """What edges charged their ends at its end, with which the next one starts too."""
+    memory_prices: Prices = field(default_factory=dict)
+    """Those of the highest bound under the last budget."""
     like: Solver | None = None
     """One of a problem that is much the same. It shares its store, and the first solve starts with its prices."""
     begun: Wide | None = field(default=None, init=False)

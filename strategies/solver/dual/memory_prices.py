@@ -86,6 +86,8 @@ class PricedSearch:
     budget: float
     first: Answer
     columns: list[Column] = field(default_factory=list)
+    hint: Prices = field(default_factory=dict)
+    """Prices that are tried first: those of the same step on another mesh show soon whether it is slower on this."""
     times: list[int] = field(default_factory=list)
     bound: float = -np.inf
     best: Answer | None = None
@@ -126,6 +128,7 @@ class PricedSearch:
         if self.best is None:
             self.mix_to_fit()
         self.tighten()
+        self.solver.memory_prices = self.highest_prices
         self.refine()
         return self.close()
 
@@ -188,6 +191,8 @@ class PricedSearch:
         It tries rising prices first, and then memory alone; that at once where the least that nodes keep is far too
         much already, and nobody asks what the least choice takes.
         """
+        if self.hint and max(self.hint) < self.solver.problem.num_times:
+            self.note(self.at(self.hint).states)
         unit, least_peak = self.first.cost / max(self.budget, 1.0), 0.0
         for number in range(len(_LADDER) if self.is_far_over else 0, self.solver.limits.prices):
             excess, weights = self.least_excess()
