@@ -40,7 +40,7 @@ from rhino.passes.sharding.annotations import (
     write_annotations,
     write_boundary_dims,
 )
-from rhino.passes.sharding.choose_shardings import ChooseShardings, ShardingChoice
+from rhino.passes.sharding.choose_shardings import ChooseShardings, FoundBefore, ShardingChoice
 from rhino.passes.sharding.pack_collectives import write_packing
 from rhino.passes.sharding.planning_pass import AUTO, rank_target, write_mesh
 from rhino.passes.textual_pipelines import build_pass_manager
@@ -101,8 +101,10 @@ def search(
     build_pass_manager(rest, module.context, remarks).run(module.operation)
     if unkept := remarks.find(StashShare):  # a plan is bound to the program with its copies and transfers
         swap(module.operation, ir.Module.parse(written, module.context).operation)
+        before = remarks.result(ShardingChoice)
         remarks.items.clear()
         remarks.results.clear()
+        remarks.record(FoundBefore(before))
         on_mesh = {"mesh": unkept.mesh} if options.get("mesh") == AUTO else {}  # which is chosen already
         share = {unkept.option: f"{unkept.share:g}"}
         return search(module, name, {**options, **on_mesh, **share}, remarks, unsplit)

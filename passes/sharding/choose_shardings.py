@@ -142,7 +142,10 @@ class ChooseShardings(PlanningPass):
         if self.num_ranks > 1:
             cluster = load_cluster(self.cluster)
             targets = tuple(rank_target(cluster, one.mesh, self.num_ranks, one.mesh_name) for one in targets)
-        found = self.best(module, targets, clock, remarks, _Ask(cutoff_s, like))
+        before = remarks.find(FoundBefore)
+        found = self.best(
+            module, targets, clock, remarks, _Ask(cutoff_s, like if before is None or like else before.choice)
+        )
         best, outcomes = found.best, found.all_outcomes()
         if best is None:
             return found.bound_s()
@@ -196,6 +199,8 @@ class ChooseShardings(PlanningPass):
         begun = self.begin(program, target, clock, ask)
         if isinstance(begun, RhinoError):
             return begun
+        if known := self.found_before(begun, ask.like):
+            return known
         free = begun.free()
         clock.lap("solve")
         on_other_mesh = ask.like if ask.like is not None and ask.like.target.mesh != target.mesh else None
@@ -298,6 +303,16 @@ class ChooseShardings(PlanningPass):
         begun = _Begun(program, target, choice, budget, search, search.reduce())
         clock.lap("reduce")
         return begun
+
+    @staticmethod
+    def found_before(begun: _Begun, like: ShardingChoice | None) -> ShardingChoice | None:
+        """Returns the same choice for this program, if `like` is of the same choice problem, with the same peak."""
+        if like is None or like.budget_bytes != begun.budget or not begun.choice.is_same(like.choice):
+            return None
+        if begun.peak_of(like.answer.states) != like.answer.peak_bytes:
+            return None
+        plan = make_plan(begun.choice, like.answer.states)
+        return replace(like, target=begun.target, program=begun.program, choice=begun.choice, plan=plan)
 
     def outcome(self, begun: _Begun, outcome: Outcome, cutoff_s: float) -> ShardingChoice | Unsolved | RhinoError:
         """Returns the plan that a search has come to, or why there is none."""
@@ -435,6 +450,13 @@ class ShardingChoice:
     solver: Solver
     outcomes: tuple[MeshOutcome, ...] = ()
     is_bound: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FoundBefore:
+    """The choice that was found for what is likely the same step on the same mesh."""
+
+    choice: ShardingChoice
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,22 @@ class Choice:
     def _remembered(self) -> Choice:
         return replace(self, problem=self.builder.with_memory(self.problem))
 
+    def is_same(self, other: Choice) -> bool:
+        """Returns whether another graph on another mesh is the same choice problem, memory left out."""
+        one, two = self.problem, other.problem
+        count = [
+            max(problem.node_table.max(initial=-1), problem.edge_table.max(initial=-1)) + 1 for problem in (one, two)
+        ]
+        return (
+            self.model == other.model
+            and count[0] == count[1]
+            and np.array_equal(one.node_table, two.node_table)
+            and np.array_equal(one.edge_table, two.edge_table)
+            and np.array_equal(one.edge_u, two.edge_u)
+            and np.array_equal(one.edge_v, two.edge_v)
+            and all(map(np.array_equal, one.tables[: count[0]], two.tables[: count[0]]))
+        )
+
     def kept(self, states: Ints) -> tuple[Problem, Ints]:
         """Returns the memory problem of the choice `states` [nodes], and that choice's states in it [nodes].
 

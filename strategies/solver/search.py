@@ -20,7 +20,7 @@ from rhino.strategies.solver.problem import PeakOf, Problem
 from rhino.strategies.solver.solver import Limits, Prices, Reduced, Solved, Solver, Statistics
 
 if TYPE_CHECKING:
-    from rhino.strategies.solver.dual.memory_prices import Column
+    from rhino.strategies.solver.dual.memory_prices import Column, KnownSolves
 
 __all__ = ["Limits", "Search", "Statistics"]
 
@@ -38,6 +38,8 @@ class Search:
     first: Solved | None = field(default=None, init=False)
     columns: list[Column] = field(default_factory=list, init=False)
     """What searches under a budget have found; the next one begins with it."""
+    known: KnownSolves | None = field(default=None, init=False)
+    """What solves at memory prices came to."""
 
     def __post_init__(self) -> None:
         self.solver = Solver(self.problem, self.limits, like=self.like)
@@ -75,7 +77,7 @@ class Search:
         `problem` is what there was, with residents and tables for them behind the others.
         """
         self.problem = self.solver.problem = problem
-        self.columns = []
+        self.columns, self.known = [], None
 
     def free(self, budget_bytes: float | None, first: Reduced | None = None, peak_of: PeakOf | None = None) -> Outcome:
         """Returns the best choice whether it fits or not; its bound is raised as far as it goes only if it fits.
@@ -102,11 +104,12 @@ class Search:
         """Returns the best choice under the budget, from the one without (`free`), which this search has found."""
         if free.peak_bytes <= budget_bytes:
             return free
-        from rhino.strategies.solver.dual.memory_prices import PricedSearch  # noqa: PLC0415 - loads LP solvers
+        from rhino.strategies.solver.dual.memory_prices import KnownSolves, PricedSearch  # noqa: PLC0415 - loads LP solvers
 
+        self.known = self.known or KnownSolves()
+        hint = {} if self.columns else self.hint
         try:
-            hint = {} if self.columns else self.hint
-            return PricedSearch(self.solver, budget_bytes, free, self.columns, hint).run()
+            return PricedSearch(self.solver, budget_bytes, free, self.columns, self.known, hint).run()
         except TooWideError:
             return Unsolved(-np.inf)
 

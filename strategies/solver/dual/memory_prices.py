@@ -10,7 +10,7 @@ problem small enough is finished by MILP.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 
 import numpy as np
@@ -76,16 +76,43 @@ All of this is valid under any budget.
 
 
 @dataclass(eq=False)
+class KnownSolves:
+    """What solves at prices came to under other budgets, which change a choice's value by the same for all choices.
+
+    `unit` is that of first prices, in seconds per byte: with one for all budgets, prices come again.
+    """
+
+    unit: float = 0.0
+    solves: dict[tuple[tuple[int, float], ...], tuple[Solved, float]] = field(default_factory=dict)
+    """By prices: the solution, and the budget that it was found under."""
+
+    def at(self, prices: Prices, budget: float, cutoff: float) -> Solved | None:
+        """Returns the best choice at `prices` if known; nothing where a cutoff has ended that search too soon."""
+        solved, before = self.solves.get(tuple(sorted(prices.items())), (None, 0.0))
+        if solved is None:
+            return None
+        more = sum(prices.values()) * (before - budget)
+        if solved.bound >= cutoff > solved.bound + more:
+            return None
+        return Solved(solved.states, solved.value + more, solved.bound + more)
+
+    def note(self, prices: Prices, budget: float, solved: Solved) -> None:
+        """Takes up what a solve came to, without what is left to do: that takes much memory."""
+        self.solves[tuple(sorted(prices.items()))] = replace(solved, left=None), budget
+
+
+@dataclass(eq=False)
 class PricedSearch:
     """The search for prices, from the optimum without a budget.
 
-    `columns` may hold what was found under another budget.
+    `columns` and `known` may hold what was found under another budget.
     """
 
     solver: Solver
     budget: float
     first: Answer
     columns: list[Column] = field(default_factory=list)
+    known: KnownSolves = field(default_factory=KnownSolves)
     hint: Prices = field(default_factory=dict)
     """Prices that are tried first: those of the same step on another mesh show soon whether it is slower on this."""
     times: list[int] = field(default_factory=list)
@@ -134,7 +161,10 @@ class PricedSearch:
 
     def at(self, prices: Prices) -> Solved:
         """Returns the best choice at `prices`, and remembers where the bound is highest."""
-        solved = self.solver.solve(self.solver.reduce(prices, self.budget))
+        solved = self.known.at(prices, self.budget, self.solver.limits.cutoff)
+        if solved is None:
+            solved = self.solver.solve(self.solver.reduce(prices, self.budget))
+            self.known.note(prices, self.budget, solved)
         self.bound = max(self.bound, solved.bound)
         if self.highest.value < solved.value < np.inf:
             self.highest, self.highest_prices = solved, prices
@@ -193,7 +223,8 @@ class PricedSearch:
         """
         if self.hint and max(self.hint) < self.solver.problem.num_times:
             self.note(self.at(self.hint).states)
-        unit, least_peak = self.first.cost / max(self.budget, 1.0), 0.0
+        self.known.unit = self.known.unit or self.first.cost / max(self.budget, 1.0)
+        unit, least_peak = self.known.unit, 0.0
         for number in range(len(_LADDER) if self.is_far_over else 0, self.solver.limits.prices):
             excess, weights = self.least_excess()
             if self.best is not None or excess <= 0 or self.is_cut_off:
