@@ -1,0 +1,93 @@
+"""A step that does not fit is recomputed unasked: which shares are looked at, on which meshes."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import gpt
+import numpy as np
+import pytest
+from training import export_step
+from zoo import GPT
+
+from rhino.ir.cluster.mesh import parse_mesh
+from rhino.ir.mlir.bindings import make_context
+from rhino.ir.mlir.reader import read_module
+from rhino.passes.base import Remarks
+from rhino.passes.planner.choose_layouts import ChooseLayouts
+from rhino.passes.planner.unstaged_plan import search
+from rhino.passes.sharding.choose_shardings import ChooseShardings
+from rhino.strategies.solver.answer import Answer, Unsolved
+
+AT_ALL = {"8": 1.0, "2x4": 0.999, "4x2": 1.003, "2x2x2": 1.2}
+"""The step on each mesh with all recomputed."""
+
+
+def answer(cost):
+    return Answer(np.zeros(0, dtype=np.int64), cost, cost, 0.0, "by hand")
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What is asked of shares and meshes; half and more fits, and takes longest on the mesh that was best at all."""
+    calls = []
+
+    def recomputed_at(self, share, before, remarks, best=None):
+        calls.append((self.mesh, share))
+        if share < 0.5:
+            return SimpleNamespace(choice=None, share=share)
+        at_all = answer(AT_ALL["2x4"])
+        # given up at its bound, it counts by that
+        others = [(name, Unsolved(cost) if name == "4x2" else answer(cost)) for name, cost in AT_ALL.items()]
+        outcomes = tuple([(SimpleNamespace(mesh=parse_mesh(name)), one) for name, one in others])
+        step = AT_ALL["2x4"] * share if share == 1.0 or "8" not in self.mesh else 0.9 * share
+        if best is not None and step >= best.step_s:
+            return SimpleNamespace(choice=None, share=share)
+        mesh = "x=2,y=4" if self.mesh == "auto" else self.mesh
+        choice = SimpleNamespace(answer=at_all, outcomes=outcomes, target=SimpleNamespace(mesh=parse_mesh("2x4")))
+        return SimpleNamespace(choice=choice, share=share, mesh=mesh, step_s=step)
+
+    monkeypatch.setattr(ChooseLayouts, "recomputed_at", recomputed_at)
+    return calls
+
+
+def test_shares_are_planned_on_the_mesh_that_was_found_for_all(asked):
+    ChooseLayouts(mesh="auto", recompute=True).recomputed(None, None)
+    assert asked[0] == ("auto", 1.0)
+    assert asked[1:4] == [("x=2,y=4", 0.5), ("x=2,y=4", 0.25), ("x=2,y=4", 0.375)]
+
+
+def test_meshes_that_came_near_are_compared_again_at_the_share_that_fits(asked):
+    """Another one is the fastest there; what was far from the best is not looked at."""
+    best = ChooseLayouts(mesh="auto", recompute=True).recomputed(None, None)
+    assert asked[4:] == [("x=8", 0.5), ("x=4,y=2", 0.5)]
+    assert (best.mesh, best.share) == ("x=8", 0.5)
+
+
+def test_a_mesh_that_is_given_is_the_only_one(asked):
+    best = ChooseLayouts(mesh="2x4", recompute=True).recomputed(None, None)
+    assert {mesh for mesh, _ in asked} == {"2x4"}
+    assert best.share == 0.5
+
+
+def test_the_choice_that_was_found_is_not_searched_for_again(monkeypatch):
+    """A plan is bound to the program with its copies, which is made anew, and has the same choice problem."""
+    text = export_step(gpt.model(dataclasses.replace(GPT, layers=1, batch=16))).encode()
+
+    def planned(**options):
+        module = read_module(text, "gpt", make_context())
+        return search(module, "gpt", {"cluster": "cpu4", "mesh": "4", **options}, Remarks("gpt"))
+
+    known, found_before = [], ChooseShardings.found_before
+
+    def noted(begun, like):
+        known.append(found_before(begun, like))
+        return known[-1]
+
+    monkeypatch.setattr(ChooseShardings, "found_before", staticmethod(noted))
+    budget = str(int(0.9 * planned().plan.predicted.peak_bytes[0]))
+    unasked = planned(budget=budget).plan
+    assert known[-1] is not None
+    asked = planned(budget=budget, remat=unasked.options["remat"]).plan
+    assert known[-1] is None
+    assert unasked.predicted == asked.predicted
+    assert (unasked.arguments, unasked.source) == (asked.arguments, asked.source)
