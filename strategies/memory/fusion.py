@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 
 from rhino.ir.arrays import Bools
-from rhino.ir.graph.graph import BARRIER, COSTLY, PART_UPDATE, REDUCE, REPEATS, Graph
+from rhino.ir.graph.graph import BARRIER, COSTLY, PART_UPDATE, REDUCE, REPEATS, Graph, OpClass
 from rhino.strategies.cost.cost_model import PRODUCTS
 from rhino.strategies.cost.target import Fusion
 
@@ -59,7 +59,7 @@ def in_memory(
         cls, results = graph.cls(op), graph.results(op)
         own = {op}
         is_product = fusion == "products" and cls.name in PRODUCTS
-        is_kernel = cls.fusible or cls.is_view or is_product or cls.name in _ALSO[fusion]
+        is_kernel = _is_kernel(cls, fusion)
         if len(results) == 1 and is_kernel and results.start not in from_memory:
             read_by = kernels[results.start]
             if is_product:
@@ -75,7 +75,7 @@ def in_memory(
         if is_product:
             products |= own
         for position, value in enumerate(graph.operands(op).tolist()):
-            if cls.name != BARRIER and (is_kernel or cls.name == REDUCE or (cls.name == PART_UPDATE and position == 1)):
+            if takes_in(cls, position, fusion):
                 kernels[value] |= own
             else:
                 from_memory.add(value)
@@ -92,12 +92,28 @@ def in_memory(
     return found
 
 
+def takes_in(cls: OpClass, position: int, fusion: Fusion) -> bool:
+    """Says whether an op may compute an operand inside its kernel, and need not read it from memory."""
+    part = cls.name == PART_UPDATE and position == 1
+    return cls.name != BARRIER and (_is_kernel(cls, fusion) or cls.name == REDUCE or part)
+
+
+def _is_kernel(cls: OpClass, fusion: Fusion) -> bool:
+    is_product = fusion == "products" and cls.name in PRODUCTS
+    return cls.fusible or cls.is_view or is_product or cls.name in _ALSO[fusion]
+
+
+def is_cheap(name: str, fusion: Fusion) -> bool:
+    """Says whether ops of a name are computed again in each kernel that reads them."""
+    return name not in _ONCE[fusion]
+
+
 def _is_repeated(graph: Graph, op: int, kernels: Collection[int], fusion: Fusion) -> bool:
     """Says whether an op is computed in each of several kernels."""
     if len(kernels) > _MOST_KERNELS:
         return False
     name = graph.cls(op).name
-    cheap = name not in _ONCE[fusion] or (name == _DIVIDE and _is_broadcast(graph, int(graph.operands(op)[1])))
+    cheap = is_cheap(name, fusion) or (name == _DIVIDE and _is_broadcast(graph, int(graph.operands(op)[1])))
     return cheap and (fusion != "cheap" or not any(graph.cls(kernel).name == REDUCE for kernel in kernels))
 
 

@@ -25,6 +25,7 @@ from rhino.strategies.cost.wire import narrow
 from rhino.strategies.memory.buffers import selection_sizes
 from rhino.strategies.memory.copies import scheduled_copies
 from rhino.strategies.memory.device_graph import device_graph
+from rhino.strategies.memory.duplicates import with_duplicates
 from rhino.strategies.memory.fusion import in_memory
 from rhino.strategies.memory.host_memory import on_host
 from rhino.strategies.memory.layout_copies import copied_arguments
@@ -44,7 +45,8 @@ def predicted_peak(plan: ShardingPlan) -> float:
 
     Compilers keep temporaries in the nearer memory as far as they fit (strategies/memory/near_memory.py).
     """
-    lives = Lives(device_graph(plan), plan.target, (plan.model.device.workspace_bytes or 0) if plan.model else 0)
+    graph = with_duplicates(device_graph(plan), plan.target.fusion)
+    lives = Lives(graph, plan.target, (plan.model.device.workspace_bytes or 0) if plan.model else 0)
     last = lives.num_times - 1
     spans = [(span, uses) for span, uses in lives.spans() if span[1] <= span[2]]
     temporary = [one for one in spans if one[0][1:] != (0, last)]
