@@ -145,7 +145,7 @@ TARGETS: Final[dict[Platform, Target]] = {
     # v5p and v6e have SparseCores, on which it runs collectives beside products where options say so.
     # XLA's page on tiled layouts: 8 x 128 elements. What JAX passes to a program lies in the most compact of layouts
     # (`ChooseCompactLayoutForShape`): f32[65536,8] takes 2 MiB, and not 32.
-    # With a tenth for gaps, predicted / compiled peaks are 1.08 in the median of 136 plans and programs for v5e, v5p
+    # With a tenth for gaps, predicted / compiled peaks are 1.05 in the median of 169 plans and programs for v5e, v5p
     # and v6e (libtpu 0.0.52, 2026-11-28; bench/README.md).
     "tpu": Target(
         "tpu",
