@@ -11,6 +11,7 @@ run two at a time.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import sysconfig
@@ -44,6 +45,11 @@ def fast_steps() -> dict[str, tuple[str, ...]]:
     }
 
 
+def environment() -> dict[str, str]:
+    """Returns the environment of a step: byte code is kept, for tests start hundreds of processes that import Rhino."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+
+
 def run_step(name: str, command: tuple[str, ...], *, apart: bool = False) -> bool:
     """Runs one step in the repository's root; returns whether it succeeded.
 
@@ -53,7 +59,7 @@ def run_step(name: str, command: tuple[str, ...], *, apart: bool = False) -> boo
         print(f"== {name}", flush=True)
     start_s = time.monotonic()
     to: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} if apart else {}
-    done = subprocess.run(command, cwd=ROOT, check=False, text=True, **to)
+    done = subprocess.run(command, cwd=ROOT, env=environment(), check=False, text=True, **to)
     passed = done.returncode == 0
     if apart:
         print(f"== {name}\n{done.stdout}", end="", flush=True)

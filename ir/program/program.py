@@ -130,6 +130,7 @@ class _Reader:
     uses: list[int] = field(default_factory=list)
     result_start: list[int] = field(default_factory=list)
     fixed: dict[int, frozenset[Spec]] = field(default_factory=dict)
+    known_specs: dict[tuple[ir.Attribute, tuple[int, ...]], frozenset[Spec]] = field(default_factory=dict)
     ops: list[ir.Operation] = field(default_factory=list)
     loops: list[Loop] = field(default_factory=list)
     fixed_specs: dict[int, FixedSpecs] = field(default_factory=dict)
@@ -169,7 +170,10 @@ class _Reader:
 
     def fix(self, value: int, attribute: ir.Attribute, location: ir.Location, what: str) -> None:
         shape = self.type_list[self.value_type[value]].shape
-        self.fixed[value] = self.allowed(attribute, shape, place_of(location, self.file), what)
+        if (attribute, shape) not in self.known_specs:  # most values of a planned program share a few shardings
+            allowed = self.allowed(attribute, shape, place_of(location, self.file), what)
+            self.known_specs[attribute, shape] = allowed
+        self.fixed[value] = self.known_specs[attribute, shape]
 
     def allowed(self, attribute: ir.Attribute, shape: tuple[int, ...], place: Place, what: str) -> frozenset[Spec]:
         """Returns the specs that a sharding leaves open, as the planner writes them."""

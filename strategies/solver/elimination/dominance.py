@@ -69,6 +69,8 @@ def undominated(cost: Floats, tables: Sequence[Floats], bounds: Sequence[Bound])
     may_lose &= np.isfinite(cost)[:, None]
     np.fill_diagonal(may_lose, False)
     p, q = may_lose.T.nonzero()
+    if not len(p):
+        return np.arange(len(cost))
     loses = _loses(cost[p] - cost[q], p, q, tables)
     p, q = p[loses], q[loses]
     alive = np.ones(len(cost), dtype=bool)
