@@ -50,6 +50,13 @@ def compiled_bytes(f, *args):
     return kept + stats.temp_size_in_bytes
 
 
+@pytest.fixture(scope="module")
+def free_bytes():
+    """The scan without a budget: what is predicted, and what its compiled program takes."""
+    free = rhino.parallelize(scan_step, cluster="cpu8", donate_argnums=0)
+    return planned(free, P, X).predicted.peak_bytes[0], compiled_bytes(free, P, X)
+
+
 def refusal(f):
     """What a call is refused for; None where it runs."""
     try:
@@ -69,12 +76,11 @@ def test_the_first_call_compiles_once_and_later_calls_not_at_all():
     assert len(COMPILES) == 1
 
 
-def test_a_program_that_takes_more_than_the_budget_is_never_run(caplog):
-    free = rhino.parallelize(scan_step, cluster="cpu8", donate_argnums=0)
-    predicted, needed = planned(free, P, X).predicted.peak_bytes[0], compiled_bytes(free, P, X)
+def test_a_program_that_takes_more_than_the_budget_is_never_run(caplog, free_bytes):
+    predicted, needed = free_bytes
     assert predicted < needed, "the case is of a prediction that is too small"
     caplog.set_level(logging.INFO, "rhino")
-    for budget in np.linspace(predicted * 1.01, needed * 1.01, 4).astype(int).tolist():
+    for budget in np.linspace(predicted * 1.01, needed * 1.01, 3).astype(int).tolist():
         f = rhino.parallelize(scan_step, cluster="cpu8", donate_argnums=0, budget=budget, micro_batches=1)
         error = refusal(f)
         if error is None:
@@ -87,10 +93,9 @@ def test_a_program_that_takes_more_than_the_budget_is_never_run(caplog):
     assert "scan_step is planned again: the compiled program of scan_step takes" in caplog.text
 
 
-def test_what_was_refused_is_refused_again_without_a_search_or_a_compile(caplog):
+def test_what_was_refused_is_refused_again_without_a_search_or_a_compile(caplog, free_bytes):
     caplog.set_level(logging.INFO, "rhino")
-    free = rhino.parallelize(scan_step, cluster="cpu8", donate_argnums=0)
-    budget = int(planned(free, P, X).predicted.peak_bytes[0] * 1.01)
+    budget = int(free_bytes[0] * 1.01)
     f = rhino.parallelize(scan_step, cluster="cpu8", donate_argnums=0, budget=budget)
     first = refusal(f)
     assert first is not None
@@ -128,9 +133,8 @@ def test_processes_decide_by_the_one_that_takes_most(monkeypatch):
     assert [most_of_processes(one) for one in (0, other + 1)] == [other, other + 1]
 
 
-def test_a_kept_plan_whose_program_is_over_its_budget_is_refused():
-    free = rhino.parallelize(scan_step, cluster="cpu8", donate_argnums=0)
-    budget = int(planned(free, P, X).predicted.peak_bytes[0] * 1.01)
+def test_a_kept_plan_whose_program_is_over_its_budget_is_refused(free_bytes):
+    budget = int(free_bytes[0] * 1.01)
     plan = rhino.parallelize(scan_step, cluster="cpu8", donate_argnums=0, budget=budget).plan(P, X)
     f = rhino.parallelize(scan_step, plan=plan, donate_argnums=0)
     with pytest.raises(RhinoError, match=r"(?s)RHI-SOLVE-001.*the compiled program.*plan again with budget="):
