@@ -7,6 +7,7 @@ docs/rooms.py has it.
 
 import ast
 import tomllib
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -30,6 +31,9 @@ FILES = {
     for folder in MAY_IMPORT
     for path in sorted((ROOT / folder).rglob("*.py"))
 } | {f"rhino.{path.stem}": path for path in sorted((ROOT / "rhino").glob("*.py")) if path.stem != "__init__"}
+
+
+neighbours = cache(rooms.neighbours)  # which reads all modules of a folder
 
 
 def imports(source: str, module: str) -> set[str]:
@@ -154,7 +158,7 @@ def test_every_room_has_a_place_in_the_order():
 )
 def test_rooms_import_from_rooms_before_them(folder: str, room: str):
     before = rooms.ROOMS[folder][: rooms.ROOMS[folder].index(room)]
-    assert rooms.neighbours(folder)[room] <= set(before)
+    assert neighbours(folder)[room] <= set(before)
     assert all(rooms.about(folder, room)), "a room says what it answers, what comes in and what goes out"
 
 
