@@ -24,10 +24,11 @@ from rhino.ir.program.local_rules import shape_of
 from rhino.passes.attention.block_views import Blocks, converted, joined
 from rhino.passes.attention.key_loop import KeyLoop, Sum
 from rhino.passes.attention.online_form import Loops
+from rhino.passes.attention.plain_products import write_products_plainly
 from rhino.passes.attention.row_factors import with_factor
 from rhino.passes.attention.row_sums import simplify_row_sums
 from rhino.passes.attention.score_dims import NO_DIMS, in_order
-from rhino.passes.attention.score_region import Refused, Region, Value, ops_of_softmaxes, regions_of
+from rhino.passes.attention.score_region import Refused, Region, Value, ops_of_softmaxes, regions_of, softmaxes_of
 from rhino.passes.attention.split_columns import split_columns
 from rhino.passes.base import Pass, Remarks, opt
 from rhino.passes.frontend.loop_stashes import shrink_stashes
@@ -57,6 +58,10 @@ class BlockwiseAttention(Pass):
         for block in _blocks(entry_function(module, remarks.file).operation):
             split_columns(block)
         with with_rules(module):
+            for block in _blocks(entry_function(module, remarks.file).operation):
+                for region in list(softmaxes_of(block)):
+                    write_products_plainly(region)
+        with with_rules(module):  # again, for what is new
             _unstack(entry_function(module, remarks.file))
         run_on_functions(module, "cse")  # what was copied for one stack is what was for another
         with with_rules(module):  # again, for what is new

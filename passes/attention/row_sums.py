@@ -25,11 +25,10 @@ from rhino.passes.attention.block_views import converted
 from rhino.passes.attention.online_form import Factor, is_zero, keeps_numbers
 from rhino.passes.attention.row_factors import with_factor
 from rhino.passes.attention.score_dims import in_order
-from rhino.passes.attention.score_region import BROADCAST, CONSTANT, CONVERT, DOT, Region, Value
+from rhino.passes.attention.score_region import BROADCAST, CONSTANT, CONVERT, DOT, TRANSPOSE, Region, Value
 from rhino.passes.pipeline.parted_ops import broadcast
 
 _SELECT: Final = "stablehlo.select"
-_TRANSPOSE: Final = "stablehlo.transpose"
 
 
 @dataclass(eq=False)
@@ -171,8 +170,8 @@ def _weighted(product: ir.Operation, region: Region) -> tuple[Value, _Sides] | N
 def _gradient(value: Value, region: Region) -> tuple[Value, _Sides] | None:
     """Returns the result's gradient of which a product with the values gives those of the weights, and its sides."""
     product, places = maker_of(value), tuple(range(len(shape_of(value))))
-    while product is not None and product in region.ops and product.name in (CONVERT, _TRANSPOSE):
-        if product.name == _TRANSPOSE:
+    while product is not None and product in region.ops and product.name in (CONVERT, TRANSPOSE):
+        if product.name == TRANSPOSE:
             permutation = list(ir.DenseI64ArrayAttr(product.attributes["permutation"]))
             places = tuple(places[permutation.index(dim)] for dim in range(len(places)))
         product = maker_of(product.operands[0])

@@ -30,6 +30,7 @@ CONSTANT: Final = "stablehlo.constant"
 BROADCAST: Final = "stablehlo.broadcast_in_dim"
 CONVERT: Final = "stablehlo.convert"
 RESHAPE: Final = "stablehlo.reshape"
+TRANSPOSE: Final = "stablehlo.transpose"
 EXPONENTIAL: Final = "stablehlo.exponential"
 SHIFTING: Final = frozenset(f"stablehlo.{name}" for name in ("slice", "pad", "concatenate", "reverse", "dynamic_slice"))
 _BLOCKWISE: Final = FUSIBLE - SHIFTING
@@ -269,16 +270,24 @@ def ops_of_softmaxes(block: ir.Block) -> set[ir.Operation]:
     That is as small as their rows, and computed element by element, as the logarithm of a sum.
     """
     found, num_rows = set[ir.Operation](), 0
+    for region in softmaxes_of(block):
+        found |= region.dims.keys()
+        num_rows = max(num_rows, prod(shape_of(region.top.results[0])))
     ops = [view.operation for view in block.operations]
-    for op in ops:
+    return found | {op for op in ops if op.name in FUSIBLE and prod(shape_of(op.results[0])) <= num_rows}
+
+
+def softmaxes_of(block: ir.Block) -> Iterator[Region]:
+    """Yields the softmaxes over products in a block, whoever reads them."""
+    found = set[ir.Operation]()
+    for op in [view.operation for view in block.operations]:
         if op not in found and is_row_maximum(op):
             region = Region(block, op, gives_all=True)
             with suppress(Refused):
                 region.read()
                 if region.is_softmax:
                     found |= region.dims.keys()
-                    num_rows = max(num_rows, prod(shape_of(op.results[0])))
-    return found | {op for op in ops if op.name in FUSIBLE and prod(shape_of(op.results[0])) <= num_rows}
+                    yield region
 
 
 def is_row_maximum(op: ir.Operation) -> bool:

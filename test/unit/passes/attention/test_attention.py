@@ -106,6 +106,43 @@ def test_what_no_factor_of_a_row_puts_right_takes_a_loop_of_its_own(case):
     assert np.abs(after - before).max() <= TOLERANCE * np.abs(before).max()
 
 
+def merged(x):
+    """Batch and heads in one dim, as PyTorch has them in products."""
+    return x.reshape(-1, *x.shape[2:])
+
+
+def with_merged_heads(q, k, v, _):
+    scores = (merged(q) @ merged(k).swapaxes(1, 2)).reshape(2, 2, 4, 4)
+    return (merged(jax.nn.softmax(scores)) @ merged(v)).reshape(v.shape)
+
+
+def with_merged_heads_but_for_a_mask(q, k, v, _):
+    scores = (merged(q) @ merged(k).swapaxes(1, 2)).reshape(2, 2, 4, 4)
+    scores = merged(jnp.where(jnp.tri(4, dtype=bool), scores, -jnp.inf))
+    return (jax.nn.softmax(scores) @ merged(v)).reshape(v.shape)
+
+
+def with_factors_of_heads(q, k, v, factors):
+    weights = jax.nn.softmax(q @ k.swapaxes(-1, -2))
+    return jnp.einsum("...hqk,h->...hqk", weights, factors) @ v
+
+
+@pytest.mark.parametrize("form", [with_merged_heads, with_merged_heads_but_for_a_mask, with_factors_of_heads])
+def test_products_in_another_form_take_one_loop_each_way(form):
+    def loss(q, k, v, factors):
+        return (form(q, k, v, factors) ** 2).sum()
+
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in [(2, 2, 4, 3)] * 3 + [(2,)]]
+    text = jax.jit(jax.grad(loss, (0, 1, 2))).lower(*shapes).as_text()
+    module, remarks = blockwise(text.encode(), 2)
+    random = np.random.default_rng(0)
+    kinds = entry_function(module.operation).type.inputs
+    inputs = [random.uniform(-2, 2, kind.shape).astype(np.float32) for kind in kinds]
+    assert "by 2 loops" in "".join(remarks)
+    for before, after in zip(evaluate(text, inputs), evaluate(str(module), inputs), strict=True):
+        assert np.abs(after - before).max() <= TOLERANCE * np.abs(before).max()
+
+
 @pytest.mark.parametrize("is_asked_first", [True, False])
 def test_rows_without_keys_are_zero_where_a_softmax_says_so_as_that_of_torch(is_asked_first):
     def weighted(q, k, v):
