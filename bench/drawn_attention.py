@@ -116,7 +116,6 @@ def draw_form(random: np.random.Generator) -> Form:
     scale, mask = str(random.choice(["queries", "scores"])), str(random.choice(MASKS))
     softmax = str(random.choice([*_SOFTMAX, LIBRARY]))
     dropped, checkpointed, scanned = (bool(one) for one in random.integers(2, size=3))
-    checkpointed = checkpointed or (scanned and mask in _GIVEN)  # or what is given would have to be stacked, too
     return Form(queries, keys, most_keys, heads, groups, dtype, scale, mask, softmax, dropped, checkpointed, scanned)
 
 

@@ -31,6 +31,7 @@ from rhino.passes.attention.score_dims import NO_DIMS, in_order
 from rhino.passes.attention.score_region import Refused, Region, Value, ops_of_softmaxes, regions_of, softmaxes_of
 from rhino.passes.attention.split_columns import split_columns
 from rhino.passes.base import Pass, Remarks, opt
+from rhino.passes.frontend.loop_reads import spread_in_loops
 from rhino.passes.frontend.loop_stashes import shrink_stashes
 from rhino.passes.frontend.tidy import tidy
 from rhino.passes.with_rules import renew_rules, run_on_functions, with_rules
@@ -57,6 +58,7 @@ class BlockwiseAttention(Pass):
         most = parse_attention(self.attention, remarks.file)
         for block in _blocks(entry_function(module, remarks.file).operation):
             split_columns(block)
+        spread_in_loops(entry_function(module, remarks.file))
         with with_rules(module):
             for block in _blocks(entry_function(module, remarks.file).operation):
                 for region in list(softmaxes_of(block)):

@@ -267,14 +267,16 @@ def regions_of(block: ir.Block) -> Iterator[Region | Refused]:
 def ops_of_softmaxes(block: ir.Block) -> set[ir.Operation]:
     """Returns the ops that softmaxes over products in a block consist of, whoever reads them, and what is as small.
 
-    That is as small as their rows, and computed element by element, as the logarithm of a sum.
+    That is as small as their rows, and computed element by element, as the logarithm of a sum, or in a loop, as the key
+    of random bits.
     """
     found, num_rows = set[ir.Operation](), 0
     for region in softmaxes_of(block):
         found |= region.dims.keys()
         num_rows = max(num_rows, prod(shape_of(region.top.results[0])))
     ops = [view.operation for view in block.operations]
-    return found | {op for op in ops if op.name in FUSIBLE and prod(shape_of(op.results[0])) <= num_rows}
+    small = {op for op in ops if op.name in FUSIBLE or op.name == WHILE}
+    return found | {op for op in small if max((prod(shape_of(one)) for one in op.results), default=0) <= num_rows}
 
 
 def softmaxes_of(block: ir.Block) -> Iterator[Region]:

@@ -5,27 +5,28 @@ what is computed from these element by element. Layers that are not in a loop co
 read. Out of a loop they go over stacks, which are written as zeros, written, and read: so a value that follows by cheap
 ops, element by element, from other stacks that the same loop reads is computed there, and its stack is gone. It is the
 same program, with the same roundings.
+
+Where more is to be computed twice, as attention in blocks, it may follow too from what the first loop reads and leaves
+as it is, as masks and the keys of random bits: then the other loop carries that as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Any, Final
 
-from rhino.ir.graph.elements import element_bytes
 from rhino.ir.graph.graph import COSTLY, MOVES, REPEATS, WHILE
 from rhino.ir.mlir.bindings import func, ir, stablehlo
-from rhino.ir.mlir.reader import maker_of, walk
+from rhino.ir.mlir.reader import captured_by, maker_of, walk
 from rhino.ir.mlir.shardings import SHARDING
 from rhino.ir.program.numerics import FUSIBLE
 from rhino.ir.program.program import CARRIED
-from rhino.ir.program.trip_count import constant_of, step_of, trip_count
-from rhino.passes.frontend.loop_values import Value, copied, without
+from rhino.ir.program.trip_count import constant_of, trip_count
+from rhino.passes.frontend.loop_reads import SLICE, ReadOnly, carried_as, counts, num_bytes, read_only_values
+from rhino.passes.frontend.loop_values import Value, copied, extended, without
 
-_SLICE, _UPDATE, _DIVIDE, _RESHAPE = (
-    "stablehlo.dynamic_slice",
+_UPDATE, _DIVIDE, _RESHAPE = (
     "stablehlo.dynamic_update_slice",
     "stablehlo.divide",
     "stablehlo.reshape",
@@ -59,10 +60,15 @@ class Stack:
         return next((one for one in self.readers if one.loop == loop), None)
 
 
-def shrink_stashes(entry: func.FuncOp, repeated: Container[ir.Operation] = ()) -> bool:
+Leaf = Stack | ReadOnly
+"""What the elements of a stack may be computed of."""
+
+
+def shrink_stashes(entry: func.FuncOp, repeated: Collection[ir.Operation] = ()) -> bool:
     """Takes the stacks out of loops whose elements the loops that read them can compute from other stacks.
 
-    They do so by cheap ops, and by those that are to be `repeated`. Says whether there were any.
+    They do so by cheap ops, and by those that are to be `repeated`: these also from what the first loop only reads.
+    Says whether there were any.
     """
     found = False
     for loop in reversed([op for op in walk(entry.operation) if op.name == WHILE]):
@@ -72,19 +78,24 @@ def shrink_stashes(entry: func.FuncOp, repeated: Container[ir.Operation] = ()) -
     return found
 
 
-def _shrink(loop: ir.Operation, stacks: list[Stack], repeated: Container[ir.Operation]) -> bool:
+def _shrink(loop: ir.Operation, stacks: list[Stack], repeated: Collection[ir.Operation]) -> bool:
     """Takes those stacks out of a loop that follow from its others, the last made first; says whether any do."""
+    given = read_only_values(loop) if repeated else {}
     kept, dropped = stacks, list[Stack]()
     for stack in reversed(stacks):
         others = [one for one in kept if one is not stack]
-        if _follows(stack, others, repeated):
+        if _follows(stack, _leaves(stack, others, given), repeated):
             kept = others
             dropped.append(stack)
     if not dropped:
         return False
+    if given:
+        _carry(dropped, kept, given, repeated)
+        found = {stack.number: stack for stack in stacks_of(loop)}
+        kept, dropped = ([found[one.number] for one in old] for old in (kept, dropped))
     unread: dict[ir.Operation, list[int]] = {}
     for stack in dropped:
-        leaves = _leaves(stack, kept)
+        leaves = _leaves(stack, kept, given)
         chain = _chain(stack.element, leaves, repeated)
         assert chain is not None
         for reader in stack.readers:
@@ -94,6 +105,20 @@ def _shrink(loop: ir.Operation, stacks: list[Stack], repeated: Container[ir.Oper
         without(other, numbers)
     without_stacks(loop, dropped)
     return True
+
+
+def _carry(
+    dropped: Sequence[Stack], kept: list[Stack], given: Mapping[Value, ReadOnly], repeated: Collection[ir.Operation]
+) -> None:
+    """Lets the readers of stacks carry what they are to compute the elements of, and do not carry yet."""
+    missing: dict[ir.Operation, dict[Value, None]] = {}
+    for stack in dropped:
+        for value in _read(stack, _leaves(stack, kept, given), repeated):
+            for reader in stack.readers if value in given else ():
+                if carried_as(reader.loop, given[value].start) is None:
+                    missing.setdefault(reader.loop, {})[given[value].start] = None
+    for loop, starts in missing.items():
+        extended(loop, list(starts))
 
 
 def without_stacks(loop: ir.Operation, dropped: Sequence[Stack]) -> ir.Operation:
@@ -133,7 +158,7 @@ def stacks_of(loop: ir.Operation) -> list[Stack]:
             *kind.shape[1:],
         ]
         element = _element(update.operands[1])
-        if not (is_own and is_element and _counts(loop, list(update.operands[2:]))):
+        if not (is_own and is_element and counts(loop, list(update.operands[2:]))):
             continue
         readers = [_reader(use.owner.operation, use.operand_number) for use in loop.results[number].uses]
         known = tuple(one for one in readers if one is not None)
@@ -160,21 +185,12 @@ def _adds_dims(op: ir.Operation) -> bool:
     """Says whether an op is a broadcast that repeats nothing, and leaves dims in their order."""
     if (
         op.name not in REPEATS
-        or _bytes(op.operands[0]) != _bytes(op.results[0])
+        or num_bytes(op.operands[0]) != num_bytes(op.results[0])
         or "broadcast_dimensions" not in op.attributes
     ):
         return False
     dims = list(ir.DenseI64ArrayAttr(op.attributes["broadcast_dimensions"]))
     return dims == sorted(dims)
-
-
-def _counts(loop: ir.Operation, indices: list[Value]) -> bool:
-    """Says whether the first index is a counter from 0 by steps of 1, and the others are 0."""
-    first, *others = indices
-    body = loop.regions[1].blocks[0]
-    if not isinstance(first, ir.BlockArgument) or first.owner != body or any(constant_of(one) != 0 for one in others):
-        return False
-    return constant_of(loop.operands[first.arg_number]) == 0 and step_of(body, first.arg_number) == 1
 
 
 def _reader(loop: ir.Operation, number: int) -> Reader | None:
@@ -191,7 +207,7 @@ def _reader(loop: ir.Operation, number: int) -> Reader | None:
 
 def _reads_one(op: ir.Operation, stack: ir.BlockArgument[Any]) -> bool:
     """Says whether an op of a loop's body takes one element of a stack, where the body itself says."""
-    if op.name != _SLICE or op.operands[0] != stack or op.block != stack.owner or len(op.operands) < 3:
+    if op.name != SLICE or op.operands[0] != stack or op.block != stack.owner or len(op.operands) < 3:
         return False
     place, zero = maker_of(op.operands[1]), maker_of(op.operands[2])
     if place is None or place.block != stack.owner or zero is None or zero.block == stack.owner:
@@ -203,22 +219,32 @@ def _reads_one(op: ir.Operation, stack: ir.BlockArgument[Any]) -> bool:
 # What follows from what
 
 
-def _follows(stack: Stack, others: list[Stack], repeated: Container[ir.Operation]) -> bool:
-    """Says whether whoever reads a stack could compute its elements from those of others, and reads little for it."""
-    leaves = _leaves(stack, others)
-    chain = _chain(stack.element, leaves, repeated)
-    if chain is None:
+def _follows(stack: Stack, leaves: Mapping[Value, Leaf], repeated: Collection[ir.Operation]) -> bool:
+    """Says whether whoever reads a stack could compute its elements from leaves, and reads little for it."""
+    if _chain(stack.element, leaves, repeated) is None:
         return False
-    read = {operand for op in chain for operand in op.operands if operand in leaves} or {stack.element}
-    return sum(map(_bytes, read)) <= _MOST_READ * _bytes(stack.element)
+    read = _read(stack, leaves, repeated) or [stack.element]
+    return sum(map(num_bytes, read)) <= _MOST_READ * num_bytes(stack.element)
 
 
-def _leaves(stack: Stack, others: list[Stack]) -> dict[Value, Stack]:
-    """Returns the stacks that whoever reads `stack` reads too, by their elements."""
-    return {one.element: one for one in others if all(one.reader(reader.loop) for reader in stack.readers)}
+def _read(stack: Stack, leaves: Mapping[Value, Leaf], repeated: Collection[ir.Operation]) -> list[Value]:
+    """Returns the leaves that the elements of a stack are computed of; none where it is one itself, or of constants."""
+    chain = _chain(stack.element, leaves, repeated) or []
+    return list(dict.fromkeys(value for op in chain for value in _operands(op) if value in leaves))
 
 
-def _chain(value: Value, leaves: Container[Value], repeated: Container[ir.Operation]) -> list[ir.Operation] | None:
+def _operands(op: ir.Operation) -> list[Value]:
+    """Returns what an op reads, and the ops in it."""
+    return [*op.operands, *(captured_by(op) if len(op.regions) else ())]
+
+
+def _leaves(stack: Stack, others: list[Stack], given: Mapping[Value, ReadOnly]) -> dict[Value, Leaf]:
+    """Returns by its value what whoever reads `stack` can read instead: other stacks that it reads, and what stays."""
+    stacks = {one.element: one for one in others if all(one.reader(reader.loop) for reader in stack.readers)}
+    return {**given, **stacks}
+
+
+def _chain(value: Value, leaves: Container[Value], repeated: Collection[ir.Operation]) -> list[ir.Operation] | None:
     """Returns the ops that compute a value from leaves and constants, each before its readers.
 
     Returns None where the value depends on an argument that is no leaf, or on an op that is not to be repeated.
@@ -232,7 +258,7 @@ def _chain(value: Value, leaves: Container[Value], repeated: Container[ir.Operat
         elif made is None or not (_is_cheap(made) or made in repeated):
             return None
         elif missing := [
-            operand for operand in made.operands if operand not in leaves and maker_of(operand) not in chain
+            operand for operand in _operands(made) if operand not in leaves and maker_of(operand) not in chain
         ]:
             wanted += reversed(missing)
         else:
@@ -249,17 +275,12 @@ def _is_cheap(op: ir.Operation) -> bool:
     return op.name in _CHEAP or (divisor is not None and divisor.name in REPEATS)
 
 
-def _bytes(value: Value) -> int:
-    kind = ir.RankedTensorType(value.type)
-    return prod(kind.shape) * element_bytes(str(kind.element_type))
-
-
 # What is written
 
 
-def _compute(stack: Stack, reader: Reader, chain: list[ir.Operation], leaves: dict[Value, Stack]) -> None:
+def _compute(stack: Stack, reader: Reader, chain: list[ir.Operation], leaves: Mapping[Value, Leaf]) -> None:
     """Computes in a loop what it reads of a stack."""
-    read = {operand for op in chain for operand in op.operands} | {stack.element}
+    read = {operand for op in chain for operand in _operands(op)} | {stack.element}
     used = {element: one for element, one in leaves.items() if element in read}
     for part in reader.slices:
         place = maker_of(part.operands[1])
@@ -273,23 +294,19 @@ def _compute(stack: Stack, reader: Reader, chain: list[ir.Operation], leaves: di
         part.erase()
 
 
-def _part(stack: Stack, loop: ir.Operation, like: ir.Operation, place: ir.Operation) -> Value:
-    """Returns the element of a stack that a loop reads at the index of `like`, which reads an element of another stack.
+def _part(leaf: Leaf, loop: ir.Operation, like: ir.Operation, place: ir.Operation) -> Value:
+    """Returns what a loop reads of a leaf at the index of `like`, which reads an element of a stack.
 
     The op that reads it is placed after `place`, where that index is known.
     """
-    reader = stack.reader(loop)
+    if isinstance(leaf, ReadOnly):
+        return leaf.part(loop, place, like.operands[2])
+    reader = leaf.reader(loop)
     assert reader is not None
     found = next((op for op in reader.slices if op.operands[1] == like.operands[1]), None)
     if found is None:
-        carried = loop.regions[1].blocks[0].arguments[reader.number]
-        _, *dims = ir.RankedTensorType(carried.type).shape
-        with ir.InsertionPoint.after(place), like.location:
-            found = stablehlo.DynamicSliceOp(
-                carried, [like.operands[1], *[like.operands[2]] * len(dims)], ir.DenseI64ArrayAttr.get([1, *dims])
-            ).operation
-    else:
-        found.move_after(place)
+        return ReadOnly(loop.operands[reader.number], is_row=True).part(loop, place, like.operands[2])
+    found.move_after(place)
     part: Value = found.results[0]
     return part
 

@@ -155,8 +155,9 @@ def copied(
     copies = dict(known)
     for op in chain:
         copy = op.clone(ip=at)
-        for number, operand in enumerate(copy.operands):
-            copy.operands[number] = copies.get(operand, operand)
+        for one in walk(copy) if len(copy.regions) else (copy,):
+            for number, operand in enumerate(one.operands):
+                one.operands[number] = copies.get(operand, operand)
         copies.update(zip(op.results, copy.results, strict=True))
     return copies
 

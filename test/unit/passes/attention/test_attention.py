@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from drawn_attention import LIBRARY, MASKS, TOLERANCE, Form, blockwise, drawn, step_of, try_attention
-from drawn_plans import MOODS
+from drawn_plans import MOODS, one_device
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning import sharded
@@ -104,6 +104,20 @@ def test_what_no_factor_of_a_row_puts_right_takes_a_loop_of_its_own(case):
     (before,), (after,) = evaluate(text, inputs), evaluate(str(module), inputs)
     assert "is computed in 2 blocks" in "".join(remarks)
     assert np.abs(after - before).max() <= TOLERANCE * np.abs(before).max()
+
+
+@pytest.mark.parametrize(("mask", "is_dropped"), [("padding", False), ("given", False), ("none", True)])
+def test_a_loop_over_layers_stacks_neither_weights_nor_masks_nor_random_bits(mask, is_dropped):
+    text = step_of(
+        Form(10, 6, 2, 2, 1, "f32", "scores", mask, "jax", is_dropped, is_checkpointed=False, is_scanned=True)
+    )
+    module, remarks = blockwise(text, 2)
+    assert [one for one in remarks if "is computed in 3 blocks" in one] == remarks
+    assert "2x2x1x10x6x" in text.decode()
+    assert "2x2x1x10x6x" not in str(module)
+    expected, again = one_device(text.decode()), one_device(str(module))
+    for before, after in zip(expected.results, again.results, strict=True):
+        assert np.abs(after - before).max() <= TOLERANCE * np.abs(before).max()
 
 
 def merged(x):
