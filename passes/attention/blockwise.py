@@ -17,14 +17,15 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final
 
 from rhino.ir.diagnostics import Place, RhinoError
-from rhino.ir.mlir.bindings import func, ir
+from rhino.ir.graph.graph import BARRIER
+from rhino.ir.mlir.bindings import func, ir, stablehlo
 from rhino.ir.mlir.locations import place_of
 from rhino.ir.mlir.reader import captured_by, entry_function, maker_of, walk
 from rhino.ir.program.local_rules import shape_of
 from rhino.passes.attention.block_views import Blocks, converted, joined
 from rhino.passes.attention.key_loop import KeyLoop, Sum
 from rhino.passes.attention.online_form import Loops
-from rhino.passes.attention.plain_products import write_products_plainly
+from rhino.passes.attention.plain_products import drop_own_precision, write_products_plainly
 from rhino.passes.attention.row_factors import with_factor
 from rhino.passes.attention.row_sums import simplify_row_sums
 from rhino.passes.attention.score_dims import NO_DIMS, in_order
@@ -58,11 +59,13 @@ class BlockwiseAttention(Pass):
         most = parse_attention(self.attention, remarks.file)
         for block in _blocks(entry_function(module, remarks.file).operation):
             split_columns(block)
+            drop_own_precision(block)
         spread_in_loops(entry_function(module, remarks.file))
         with with_rules(module):
             for block in _blocks(entry_function(module, remarks.file).operation):
                 for region in list(softmaxes_of(block)):
                     write_products_plainly(region)
+                    _pass_barriers(region)
         with with_rules(module):  # again, for what is new
             _unstack(entry_function(module, remarks.file))
         run_on_functions(module, "cse")  # what was copied for one stack is what was for another
@@ -106,6 +109,30 @@ def _blocks(op: ir.Operation) -> list[ir.Block]:
         if inner.name == "stablehlo.while":
             found.append(inner.regions[1].blocks[0])
     return found
+
+
+def _pass_barriers(region: Region) -> None:
+    """Lets the backward pass read scores as they are that a checkpoint stores behind a barrier, by its policy.
+
+    It computes their softmax again, which then is that of the forward pass.
+    """
+    for value in region.given:
+        for use in list(value.uses):
+            if use.owner.operation.name == BARRIER:
+                _pass(use.owner.operation, value)
+
+
+def _pass(barrier: ir.Operation, value: Value) -> None:
+    """Takes a value out of what a barrier holds back."""
+    kept = [number for number, operand in enumerate(barrier.operands) if operand != value]
+    with ir.InsertionPoint(barrier), barrier.location:
+        new = stablehlo.OptimizationBarrierOp([barrier.operands[number] for number in kept]) if kept else None
+    for number, result in enumerate(barrier.results):
+        if number not in kept:
+            result.replace_all_uses_with(value)
+        elif new is not None:
+            result.replace_all_uses_with(new.operation.results[kept.index(number)])
+    barrier.erase()
 
 
 def _unstack(entry: func.FuncOp) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Final
 
 from rhino.ir.mlir.bindings import ir, stablehlo
 from rhino.ir.mlir.reader import maker_of
@@ -18,6 +19,10 @@ from rhino.passes.attention.block_views import converted, reshaped, transposed
 from rhino.passes.attention.score_dims import OpDims
 from rhino.passes.attention.score_region import CONVERT, DOT, RESHAPE, TRANSPOSE, Region, Value
 from rhino.passes.pipeline.parted_ops import broadcast
+
+_REDUCE_PRECISION: Final = "stablehlo.reduce_precision"
+_BITS: Final = {"f32": (8, 23), "bf16": (8, 7), "f16": (5, 10), "f64": (11, 52)}
+"""Bits of exponent and mantissa."""
 
 
 def write_products_plainly(region: Region) -> None:
@@ -48,6 +53,18 @@ def _sides(product: ir.Operation) -> tuple[_Side, _Side]:
         _Side(lhs, list(numbers.lhs_batching_dimensions), list(numbers.lhs_contracting_dimensions)),
         _Side(rhs, list(numbers.rhs_batching_dimensions), list(numbers.rhs_contracting_dimensions)),
     )
+
+
+def drop_own_precision(block: ir.Block) -> None:
+    """Drops roundings of products to the precision that they have, as `jax.checkpoint` writes on what it stores."""
+    for op in [view.operation for view in block.operations]:
+        made = maker_of(op.operands[0]) if op.name == _REDUCE_PRECISION else None
+        if made is not None and made.name == DOT:
+            element = str(ir.RankedTensorType(op.operands[0].type).element_type)
+            bits = tuple(ir.IntegerAttr(op.attributes[f"{name}_bits"]).value for name in ("exponent", "mantissa"))
+            if _BITS.get(element) == bits:
+                op.results[0].replace_all_uses_with(op.operands[0])
+                op.erase()
 
 
 # Factors of heads

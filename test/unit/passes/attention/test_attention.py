@@ -3,6 +3,8 @@
 Most run on StableHLO's interpreter, as one device does; some under a plan drawn at random, on several.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -118,6 +120,25 @@ def test_a_loop_over_layers_stacks_neither_weights_nor_masks_nor_random_bits(mas
     expected, again = one_device(text.decode()), one_device(str(module))
     for before, after in zip(expected.results, again.results, strict=True):
         assert np.abs(after - before).max() <= TOLERANCE * np.abs(before).max()
+
+
+def test_scores_that_a_checkpoint_stores_by_a_policy_are_not_stored():
+    @partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_saveable)
+    def layer(x, w):
+        return x + jnp.tanh(jax.nn.softmax((x @ w) @ x.T) @ x)
+
+    def loss(w, x):
+        return (layer(layer(x, w), w) ** 2).sum()
+
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((3, 3), (8, 3))]
+    text = jax.jit(jax.grad(loss)).lower(*shapes).as_text()
+    module, remarks = blockwise(text.encode(), 4)
+    inputs = [np.random.default_rng(0).uniform(-1, 1, kind.shape).astype(np.float32) for kind in shapes]
+    assert [one for one in remarks if "is computed in 2 blocks" in one] == remarks
+    assert "optimization_barrier" in text
+    assert "tensor<8x8xf32>" not in str(module)
+    (before,), (after,) = evaluate(text, inputs), evaluate(str(module), inputs)
+    assert np.abs(after - before).max() <= TOLERANCE * np.abs(before).max()
 
 
 def merged(x):
