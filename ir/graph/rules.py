@@ -12,7 +12,7 @@ from collections.abc import Container, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby
-from math import gcd
+from math import gcd, prod
 
 from rhino.ir.graph.halos import Halo
 
@@ -106,6 +106,27 @@ def parse_rule(text: str) -> Rule:
         group("reduction"),
         group("need_replication") | group("permutation"),
     )
+
+
+def resized_rule(text: str, operands: Sequence[Sequence[int]], results: Sequence[Sequence[int]]) -> str | None:
+    """Returns the text of a rule for operands and results of which some dims are in equal parts; None if it has none.
+
+    A dim in parts has its most significant factor in parts.
+    """
+    rule = parse_rule(text)
+    sizes = dict(enumerate(rule.sizes))
+    sides = zip((*rule.operands, *rule.results), (*operands, *results), strict=True)
+    dims = [(factors, extent) for mapping, shape in sides for factors, extent in zip(mapping, shape, strict=True)]
+    for factors, extent in dims:
+        whole = prod(sizes[factor] for factor in factors)
+        major = next((factor for factor in factors if rule.sizes[factor] > 1), None)
+        if extent and major is not None and whole != extent and whole % extent == 0:
+            parts = whole // extent
+            sizes[major] = -(-sizes[major] // parts)
+    if any(prod(sizes[factor] for factor in factors) != extent for factors, extent in dims):
+        return None
+    named = {rule.names[factor]: size for factor, size in sizes.items()}
+    return _SIZE.sub(lambda found: f"{found[1]}={named[found[1]]}", text)
 
 
 def elementwise_rule(shape: tuple[int, ...]) -> Rule:

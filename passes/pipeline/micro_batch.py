@@ -46,6 +46,7 @@ from rhino.passes.layout.merged_batch import unmerge_inputs
 from rhino.passes.pipeline.accumulation import make_loop
 from rhino.passes.pipeline.batch_errors import MICRO_BATCH, refused
 from rhino.passes.pipeline.batch_program import make_copies, start_from_zero, unmark
+from rhino.passes.pipeline.owned_rules import owned_rules
 from rhino.passes.pipeline.part_numbers import count_parts, drop_dead
 from rhino.passes.pipeline.part_slices import take_slices
 from rhino.passes.pipeline.part_statistics import mark_statistics, parse_statistics, settle_statistics
@@ -121,7 +122,8 @@ class MicroBatch(Pass):
             _write_batch(module, program, mesh, parts.batch)
             return replace(as_plan(parts.found), sizes=mesh.shape), program
 
-        rewrite(module, _MESH, mesh.names, planned, remarks)
+        with owned_rules(module):
+            rewrite(module, _MESH, mesh.names, planned, remarks)
         entry = entry_function(module)
         if decided[0].found.marks.copies:
             unmark(entry)

@@ -5,7 +5,7 @@ import re
 import pytest
 from snippets import RULES, context, function, parse, ruled, tensor
 
-from rhino.ir.graph.rules import RULE, elementwise_rule, factor_name, parse_rule
+from rhino.ir.graph.rules import RULE, elementwise_rule, factor_name, parse_rule, resized_rule
 from rhino.ir.graph.spec import PARTIAL, REPLICATED, all_specs, spec_text, split, split_dim
 from rhino.ir.mlir.bindings import ir, run_pipeline
 from rhino.ir.mlir.reader import walk
@@ -195,3 +195,22 @@ def test_only_what_divides_can_be_split():
     assert all_specs((8, 6, 1, 0), (4,)) == (REPLICATED, split(0))
     assert all_specs((8, 6, 1, 0), (2,)) == (REPLICATED, split(0), split(1))
     assert all_specs((), (2,)) == (REPLICATED,)
+
+
+RULE_IN_PARTS = "#sdy.op_sharding_rule<([i, jk], [k])->([i, jk]) {i=6, j=4, k=2} reduction={k}, custom>"
+
+
+@pytest.mark.parametrize(
+    ("operands", "results", "sizes"),
+    [
+        ([(6, 8), (2,)], [(6, 8)], (6, 4, 2)),
+        ([(3, 8), (2,)], [(3, 8)], (3, 4, 2)),
+        ([(6, 4), (2,)], [(6, 4)], (6, 2, 2)),
+        ([(3, 8), (2,)], [(6, 8)], None),
+        ([(4, 8), (2,)], [(4, 8)], None),
+    ],
+)
+def test_a_rule_for_dims_in_parts_has_smaller_factors_or_there_is_none(operands, results, sizes):
+    found = resized_rule(RULE_IN_PARTS, operands, results)
+    assert (found and parse_rule(found).sizes) == sizes
+    assert found is None or found.endswith("reduction={k}, custom>")
