@@ -21,13 +21,13 @@ from rhino.ir.mlir.bindings import ir, stablehlo
 from rhino.ir.mlir.reader import captured_by, end_of, maker_of
 from rhino.ir.program.identity import identity_of, make_constant
 from rhino.ir.program.local_rules import shape_of
-from rhino.ir.program.numerics import SOURCES
 from rhino.passes.attention.block_views import Blocks, converted, reshaped, value_of
 from rhino.passes.attention.online_form import Form, Loops
 from rhino.passes.attention.row_factors import spread
 from rhino.passes.attention.score_dims import NO_DIMS, At, OpDims
-from rhino.passes.attention.score_region import CONSTANT, DOT, Value
-from rhino.passes.pipeline.parted_ops import Operand, broadcast, for_parts
+from rhino.passes.attention.score_region import Value
+from rhino.passes.attention.trip_ops import TripOps, is_scalar_constant
+from rhino.passes.pipeline.parted_ops import broadcast
 from rhino.passes.pipeline.time_loop import corner
 
 ADD: Final = "stablehlo.add"
@@ -71,7 +71,6 @@ class KeyLoop:
     loops: Loops
     number: int
     blocks: Blocks
-    known: dict[tuple[Value, At], Value] = field(default_factory=dict)
     carried: list[Carried] = field(default_factory=list)
     trips: Carried = field(init=False)
 
@@ -79,6 +78,7 @@ class KeyLoop:
         self.region = self.loops.region
         self.is_first = self.number == self.loops.first
         self.ends = [op for op in self.loops.ends[self.number] if list(op.results[0].uses)]
+        self.trip = TripOps(self.loops, self.blocks, self.is_first)
         self.ops = self._needed()
         self.index_type = ir.RankedTensorType.get([], ir.IntegerType.get_signless(32))
 
@@ -98,17 +98,10 @@ class KeyLoop:
 
     def _before(self, op: ir.Operation) -> list[ir.Operation]:
         """Returns the ops inside that an op reads; what subtracts the largest numbers reads those of this trip."""
-        found = [] if self._is_one(op) else [maker_of(value) for value in op.operands if value in self.region.at]
+        found = [] if self.trip.is_one(op) else [maker_of(value) for value in op.operands if value in self.region.at]
         if self.is_first and self.loops.largest in list(op.operands):
             found.append(self.region.top)
         return [made for made in found if made is not None]
-
-    def _is_one(self, op: ir.Operation) -> bool:
-        form = self._form(op)
-        return form.is_one and form.largest is None
-
-    def _form(self, op: ir.Operation) -> Form:
-        return self.loops.forms.get(op.results[0], Form()) if self.is_first else Form()
 
     def outside(self) -> list[tuple[Value, At]]:
         """Returns what the loop reads that is computed before it, with the dims of its queries and keys."""
@@ -121,14 +114,14 @@ class KeyLoop:
                 found.update(((value, NO_DIMS), None) for value in captured_by(op))
                 continue
             for value, at in zip(op.operands, self._operand_dims(op), strict=True):
-                if not self._is_one(op) and not (self.is_first and value == self.loops.largest):
+                if not self.trip.is_one(op) and not (self.is_first and value == self.loops.largest):
                     found[value, at] = None
         if self.is_first:
             own = {result for op in self.loops.row_ops for result in op.results}
             for op in self.loops.row_ops:
                 found.update(((value, self.loops.row_at[value]), None) for value in op.operands if value not in own)
             found.pop((self.region.top.results[0], self.region.dims[self.region.top].results[0]), None)
-        return [(value, at) for value, at in found if value not in self.region.at and not _is_scalar_constant(value)]
+        return [(value, at) for value, at in found if value not in self.region.at and not is_scalar_constant(value)]
 
     def _operand_dims(self, op: ir.Operation) -> Sequence[At]:
         given = self.region.dims[op].operands
@@ -154,6 +147,7 @@ class KeyLoop:
         with ir.InsertionPoint(body):
             for one, argument, result in zip(self.carried, body.arguments, loop.results, strict=True):
                 one.argument, one.next, one.result = argument, argument, result
+            self.trip.trip = self.trips.argument
             self._fill(given, {one.op: one for one in sums})
             stablehlo.ReturnOp([one.next for one in self.carried])
         return sums
@@ -171,21 +165,21 @@ class KeyLoop:
         kind = ir.RankedTensorType.get([*lead, *self.blocks.part_shape(result, at)], element)
         identity = identity_of(by, element)
         assert identity is not None, by
-        return Sum(op, at, by, self._form(op), Carried(make_constant(kind, identity)))
+        return Sum(op, at, by, self.trip.form(op), Carried(make_constant(kind, identity)))
 
     def _fill(self, given: dict[tuple[Value, At], Carried], sums: dict[ir.Operation, Sum]) -> None:
         """Writes a trip."""
         for (value, at), one in given.items():
-            self.known[value, at] = self._row(one.argument) if at.is_score else one.argument
+            self.trip.known[value, at] = self._row(one.argument) if at.is_score else one.argument
         for op in self.ops:
             with op.location:
                 if op in sums:
                     self._add(op, sums[op])
                 elif op.name == WHILE:
-                    self._rounds(op)
+                    self.trip.rounds(op)
                 else:
                     result = op.results[0]
-                    self.known[result, self.region.at[result]] = self._written(op)
+                    self.trip.known[result, self.region.at[result]] = self.trip.written(op)
         for (_, at), one in given.items():
             if at.query is None and at.key is not None:
                 one.next = self.blocks.passed_on(one.argument)
@@ -210,10 +204,10 @@ class KeyLoop:
         """Adds what this trip gives to a sum; of the largest numbers of rows, what is subtracted follows."""
         before = one.carried.argument
         if one.at.is_score:
-            one.carried.next = self._stored(before, self._written(op))
+            one.carried.next = self._stored(before, self.trip.written(op))
             return
         with self._filled(op, one):
-            block = self._written(op, before.type)
+            block = self.trip.written(op, before.type)
         if one.form.largest is not None:
             before = self._rescaled(before, one.form.largest)
         one.carried.next = ir.Operation.create(one.by, [before.type], [before, block]).results[0]
@@ -221,26 +215,26 @@ class KeyLoop:
             largest = one.carried.next
             old, new = self._largest(_where_none(before, largest, before)), self._largest(largest)
             subtracted = _where_none(new, make_constant(new.type, 0), new)  # of nothing but -inf that cannot be
-            self.known[self.loops.largest, self.loops.row_at[self.loops.largest]] = subtracted
+            self.trip.known[self.loops.largest, self.loops.row_at[self.loops.largest]] = subtracted
             self.change = stablehlo.ExpOp(stablehlo.SubtractOp(old, subtracted).result).result
 
     @contextmanager
     def _filled(self, op: ir.Operation, one: Sum) -> Iterator[None]:
         """Lets an op that sums up see, behind the last of the queries and keys, nothing that changes the sum."""
-        known = dict(self.known)
+        known = dict(self.trip.known)
         for value, at in zip(op.operands, self._operand_dims(op), strict=True):
             summed = [dim for dim, left in zip(at, one.at, strict=True) if dim is not None and left is None]
             for dim in summed if at.is_score else ():
                 if self.blocks.padding(shape_of(value)[dim]):
-                    self.known[value, at] = self._where_there(value, at, dim, one.by)
+                    self.trip.known[value, at] = self._where_there(value, at, dim, one.by)
         yield
-        self.known = known
+        self.trip.known = known
 
     def _where_there(self, value: Value, at: At, dim: int, by: str) -> Value:
         """Returns a block of a value with what leaves a sum as it is behind the last of the queries, or the keys."""
-        block = self._known(value, at)
+        block = self.trip.value(value, at)
         kind = ir.RankedTensorType(block.type)
-        positions = self._positions(kind.shape[dim + 1], is_key=dim == at.key)
+        positions = self.trip.positions(kind.shape[dim + 1], is_key=dim == at.key)
         less = ir.Attribute.parse("#stablehlo<comparison_direction LT>")
         is_there = stablehlo.CompareOp(positions, make_constant(positions.type, shape_of(value)[dim]), less).result
         identity = identity_of(by, kind.element_type)
@@ -250,15 +244,15 @@ class KeyLoop:
 
     def _largest(self, value: Value) -> Value:
         """Returns what is subtracted where these are the largest numbers of the rows."""
-        known = dict(self.known)
-        self.known[self.region.top.results[0], self.region.dims[self.region.top].results[0]] = value
+        known = dict(self.trip.known)
+        self.trip.known[self.region.top.results[0], self.region.dims[self.region.top].results[0]] = value
         for op in self.loops.row_ops:
             result, at = op.results[0], self.loops.row_at
             dims = OpDims(tuple(at[operand] for operand in op.operands), (at[result],))
-            self.known[result, at[result]] = self._parted(op, dims)
+            self.trip.known[result, at[result]] = self.trip.parted(op, dims)
         assert self.loops.largest is not None
-        found = self.known[self.loops.largest, self.loops.row_at[self.loops.largest]]
-        self.known = known
+        found = self.trip.known[self.loops.largest, self.loops.row_at[self.loops.largest]]
+        self.trip.known = known
         return found
 
     def _rescaled(self, value: Value, dims: Sequence[int | None]) -> Value:
@@ -266,105 +260,6 @@ class KeyLoop:
         shape = list(shape_of(value))
         change = spread(self.change, shape, [0, *(None if dim is None else dim + 1 for dim in dims)])
         return value_of(stablehlo.MulOp(value, converted(change, ir.RankedTensorType(value.type).element_type)))
-
-    # Ops
-
-    def _written(self, op: ir.Operation, wide: ir.Type | None = None) -> Value:
-        """Writes an op for the blocks of this trip, with a result in the element type of `wide`."""
-        result, dims = op.results[0], self.region.dims[op]
-        kind = ir.RankedTensorType(result.type)
-        own = ir.RankedTensorType.get(
-            [self.blocks.count, *self.blocks.part_shape(result, dims.results[0])], kind.element_type
-        )
-        if self._is_one(op):
-            return make_constant(own, 1)
-        if self.is_first and op in self.loops.kept:
-            return self._known(self.loops.kept[op], dims.results[0])
-        if op.name in SOURCES:
-            return self._source(op, own)
-        made = self._parted(op, dims)
-        if wide is not None and wide != made.type:
-            if op.name == DOT:
-                made.set_type(wide)
-            else:
-                made = stablehlo.ConvertOp(wide, made).result
-        return made
-
-    def _parted(self, op: ir.Operation, dims: OpDims) -> Value:
-        places = [*dims.operands, *[NO_DIMS] * (len(op.operands) - len(dims.operands))]
-        operands = [
-            Operand(self._known(value, at), at != NO_DIMS) for value, at in zip(op.operands, places, strict=True)
-        ]
-        shapes = [self.blocks.part_shape(op.results[0], dims.results[0])]
-        made = for_parts(op, operands, shapes, self.blocks.count)
-        assert made is not None, op.name
-        return made[0]
-
-    def _known(self, value: Value, at: At) -> Value:
-        return value if _is_scalar_constant(value) else self.known[value, at]
-
-    def _source(self, op: ir.Operation, kind: ir.RankedTensorType) -> Value:
-        """Returns the blocks of a constant or an iota."""
-        if op.name == CONSTANT:
-            splat = ir.DenseElementsAttr(op.attributes["value"]).get_splat_value()
-            return value_of(stablehlo.ConstantOp(ir.DenseElementsAttr.get_splat(kind, splat)))
-        at, dim = self.region.at[op.results[0]], ir.IntegerAttr(op.attributes["iota_dimension"]).value
-        if dim not in at:
-            return value_of(stablehlo.IotaOp(kind, dim + 1))
-        positions = self._positions(kind.shape[dim + 1], is_key=dim == at.key)
-        return broadcast(converted(positions, kind.element_type), list(kind.shape), [0, dim + 1])
-
-    def _positions(self, size: int, *, is_key: bool) -> Value:
-        """Returns which of all queries or keys those of each block are in this trip, [blocks, size]."""
-        kind = ir.RankedTensorType.get([self.blocks.count, size], self.index_type.element_type)
-        block = value_of(stablehlo.IotaOp(kind, 0))
-        if is_key:
-            block = self.blocks.modulo(
-                value_of(stablehlo.AddOp(block, broadcast(self.trips.argument, list(kind.shape), [])))
-            )
-        first = stablehlo.MulOp(block, make_constant(kind, size)).result
-        return value_of(stablehlo.AddOp(first, stablehlo.IotaOp(kind, 1).result))
-
-    def _rounds(self, loop: ir.Operation) -> None:
-        """Writes a loop in which each element is computed by itself, for the blocks of this trip."""
-        condition, body = (region.blocks[0] for region in loop.regions)
-        places = [self.region.at.get(argument, NO_DIMS) for argument in body.arguments]
-        starts = [self._known(value, at) for value, at in zip(loop.operands, places, strict=True)]
-        new = stablehlo.WhileOp([start.type for start in starts], starts)
-        blocks = [
-            ir.Block.create_at_start(region, [start.type for start in starts], [loop.location] * len(starts))
-            for region in new.regions
-        ]
-        for old, block in zip((condition, body), blocks, strict=True):
-            with ir.InsertionPoint(block):
-                known = {*self.known}
-                self.known.update(
-                    ((argument, at), own)
-                    for argument, at, own in zip(old.arguments, places, block.arguments, strict=True)
-                )
-                self._copy(old)
-                self.known = {key: value for key, value in self.known.items() if key in known}
-        for result, at, own in zip(loop.results, places, new.results, strict=True):
-            self.known[result, at] = own
-
-    def _copy(self, block: ir.Block) -> None:
-        """Writes the ops of a block of such a loop."""
-        for view in block.operations:
-            op = view.operation
-            if any(result in self.region.at for result in op.results):
-                self.known[op.results[0], self.region.at[op.results[0]]] = self._written(op)
-                continue
-            copy = op.clone()
-            for number, operand in enumerate(copy.operands):
-                at = self.region.at.get(operand, NO_DIMS)
-                copy.operands[number] = self.known.get((operand, at), operand)
-            self.known.update(((old, NO_DIMS), new) for old, new in zip(op.results, copy.results, strict=True))
-
-
-def _is_scalar_constant(value: Value) -> bool:
-    """Says whether a value is a constant scalar, which a loop need not carry to read it."""
-    made = maker_of(value)
-    return made is not None and made.name == CONSTANT and not shape_of(value)
 
 
 def _where_none(value: Value, none: Value, other: Value) -> Value:
