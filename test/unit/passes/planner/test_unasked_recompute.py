@@ -70,10 +70,17 @@ def test_a_mesh_that_is_given_is_the_only_one(asked):
     assert best.share == 0.5
 
 
-def planned(remarks, **options):
-    text = export_step(gpt.model(dataclasses.replace(GPT, layers=1, batch=16))).encode()
-    module = read_module(text, "gpt", make_context())
-    return search(module, "gpt", {"cluster": "cpu4", "mesh": "4", **options}, remarks)
+PRODUCT = b"""
+func.func public @main(%x: tensor<64x32xf32>, %w: tensor<32x32xf32>) -> tensor<64x32xf32> {
+  %y = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0]
+    : (tensor<64x32xf32>, tensor<32x32xf32>) -> tensor<64x32xf32>
+  return %y : tensor<64x32xf32>
+}"""
+
+
+def planned(remarks, text=PRODUCT, **options):
+    module = read_module(text, "step", make_context())
+    return search(module, "step", {"cluster": "cpu4", "mesh": "4", **options}, remarks)
 
 
 def test_a_choice_is_taken_for_the_same_problem_without_a_search(monkeypatch):
@@ -102,9 +109,10 @@ def test_the_choice_that_was_found_is_not_searched_for_again(monkeypatch):
         return known[-1]
 
     monkeypatch.setattr(ChooseShardings, "found_before", staticmethod(noted))
-    unasked = planned(Remarks("gpt"), budget="297348").plan
+    text = export_step(gpt.model(dataclasses.replace(GPT, layers=1, batch=16))).encode()
+    unasked = planned(Remarks("gpt"), text, budget="297348").plan
     assert known[-1] is not None
-    asked = planned(Remarks("gpt"), budget="297348", remat=unasked.options["remat"]).plan
+    asked = planned(Remarks("gpt"), text, budget="297348", remat=unasked.options["remat"]).plan
     assert known[-1] is None
     assert unasked.predicted.peak_bytes == asked.predicted.peak_bytes
     assert (unasked.arguments, unasked.source) == (asked.arguments, asked.source)
