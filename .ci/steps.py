@@ -5,8 +5,8 @@
     python .ci/steps.py fast         between edits: format, lint, types, docs, and what .ci/fast.py chooses of the tests
 
 This is the one place that knows how a check is started; `.ci/check`, ctest and the daily commands call it. Every chosen
-step runs even if an earlier one failed, so that one run tells all; the exit code is 1 if any failed. Those of `fast`
-run two at a time.
+step runs even if an earlier one failed, so that one run tells all; the exit code is 1 if any failed. Those of `fast`,
+and of a run of every step all but the unit tests, run two at a time, for types and docs use one core.
 """
 
 from __future__ import annotations
@@ -69,22 +69,29 @@ def run_step(name: str, command: tuple[str, ...], *, apart: bool = False) -> boo
     return passed
 
 
-def run_fast() -> list[str]:
-    """Runs the fast tier; returns the steps that failed."""
-    steps = fast_steps()
+def run_together(steps: dict[str, tuple[str, ...]]) -> list[str]:
+    """Runs steps two at a time, in this order; returns those that failed."""
     with ThreadPoolExecutor(2) as pool:
         passed = list(pool.map(lambda name: run_step(name, steps[name], apart=True), steps))
     return [name for name, one in zip(steps, passed, strict=True) if not one]
 
 
+def run_every_step() -> list[str]:
+    """Runs all steps, the unit tests by themselves; returns those that failed."""
+    failed = run_together({name: STEPS[name] for name in ("lit", "types", "docs", "lint", "format")})
+    return [*failed, *(["unit"] if not run_step("unit", STEPS["unit"]) else [])]
+
+
 def main(names: list[str]) -> int:
     """Runs the named steps, or all; returns 0 if all succeeded, 1 if one failed, 2 on an unknown name."""
     if names == ["fast"]:
-        return _ended(run_fast())
+        return _ended(run_together(fast_steps()))
+    if not names:
+        return _ended(run_every_step())
     if unknown := [name for name in names if name not in STEPS]:
         print(f"unknown step {unknown[0]!r}; there are: {' '.join(STEPS)}", file=sys.stderr)
         return 2
-    return _ended([name for name in names or STEPS if not run_step(name, STEPS[name])])
+    return _ended([name for name in names if not run_step(name, STEPS[name])])
 
 
 def _ended(failed: list[str]) -> int:
