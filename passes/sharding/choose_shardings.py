@@ -196,6 +196,7 @@ class ChooseShardings(PlanningPass):
         program = self.read(module, target, remarks)
         if self.offload or self.num_ranks > 1:
             return self.plan(program, target, clock, ask)
+        clock.lap("graph")
         begun = self.begin(program, target, clock, ask)
         if isinstance(begun, RhinoError):
             return begun
