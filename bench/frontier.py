@@ -61,23 +61,32 @@ SHARD: Final = ("--auto-shard", "--mesh=auto")
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Devices of a kind: the preset with the most of them, its levels for fewer, and the attention that they have."""
+    """Devices of a kind: the preset with the most of them, its levels for fewer, and the attention that they have.
+
+    `between_nodes` is where their network is another than the preset's.
+    """
 
     preset: str
     sides: dict[int, tuple[int, ...]]
     attention: str
+    between_nodes: dict[str, Any] = field(default_factory=dict)
 
     def cluster(self, num_devices: int) -> Cluster:
         """Returns the cluster of so many."""
         whole = load_cluster(self.preset)
         sides = self.sides[num_devices]
-        levels = tuple(resized(*one) for one in zip(whole.levels, sides, strict=True))
+        outer, *inner = [resized(*one) for one in zip(whole.levels, sides, strict=True)]
+        levels = (replace(outer, **self.between_nodes), *inner)
         card, is_topology, _ = whole.compile_for.partition(":")
         compile_for = f"{card}:{'x'.join(map(str, sides))}" if is_topology else card
         return replace(whole, name=f"{self.preset}-of-{num_devices}", levels=levels, compile_for=compile_for)
 
 
+_A3: Final = {"devices_per_port": 2, "port_bytes_per_s": 25e9}
+"""Google's A3 High: four network cards of 200 Gbit/s for the eight H100 of a node (its documentation)."""
+
 KINDS: Final = {
+    "a3": Kind("h100x8x8", {64: (8, 8)}, "cudnn", _A3),
     "h100": Kind("h100x8x8", {count: (count // 8, 8) for count in (16, 64, 128, 256, 512)}, "cudnn"),
     "v5p": Kind("v5p-1024", {16: (4, 2, 2), 64: (4, 4, 4), 128: (8, 4, 4), 256: (8, 8, 4), 512: (8, 8, 8)}, "splash"),
 }
@@ -152,7 +161,11 @@ _MAXTEXT_512B: Final = Published(
 )
 _MAXTEXT_70B: Final = Published(0.654, "MaxText, reference/models/tiering.md: Llama 2 70B on 512, sequences of 4,096")
 _MAXTEXT_MIXTRAL: Final = Published(0.526, "MaxText, reference/models/tiering.md: 256, sequences of 4,096")
-_MAXTEXT_7B: Final = Published(0.41, "MaxText, configs/a3/llama_2_7b/README.md: Llama 2 7B on 64: 409 TFLOP/s")
+_MAXTEXT_7B: Final = Published(
+    0.41,
+    "MaxText, configs/a3/llama_2_7b/README.md and 8vm.sh: Llama 2 7B on 64, 4 sequences of 4,096 each: 409 TFLOP/s",
+)
+_MAXTEXT_7B_APART: Final = replace(_MAXTEXT_7B, apart="another model, and a network of a quarter")
 
 _SCALED: Final = {"vocab": 32000, "seq": 2048}
 """What MaxText's models of a scale have in common: of scale s all sizes are the cube root of s times those of scale 1,
@@ -161,10 +174,23 @@ which has 16 layers, 16 heads, 2,048 features, and 7,168 in its feed-forward lay
 SHORT, LONG = 8192, 131072
 
 ROWS: Final[dict[str, Row]] = {
+    "7b-a3-64-free": Row(
+        "llama-3-8b",
+        "a3",
+        64,
+        {"vocab": 32000, "seq": 4096, "kv_heads": 32, "ffn": 11008, "batch": 256, "remat": False},
+        (fsdp("64"), Expert("8x8", ("dp", "zero-3"))),
+        published=_MAXTEXT_7B,
+    ),
     "8b-h100-16": Row("llama-3-8b", "h100", 16, {"seq": SHORT, "batch": 32}, (fsdp("16"), fsdp_tp("2x8"))),
     "8b-v5p-16": Row("llama-3-8b", "v5p", 16, {"seq": SHORT, "batch": 32}, (fsdp("16"), fsdp_tp("4x4"))),
     "8b-h100-64": Row(
-        "llama-3-8b", "h100", 64, {"seq": SHORT, "batch": 128}, (fsdp("64"), fsdp_tp("8x8")), published=_MAXTEXT_7B
+        "llama-3-8b",
+        "h100",
+        64,
+        {"seq": SHORT, "batch": 128},
+        (fsdp("64"), fsdp_tp("8x8")),
+        published=_MAXTEXT_7B_APART,
     ),
     "8b-v5p-64": Row(
         "llama-3-8b",
@@ -189,7 +215,7 @@ ROWS: Final[dict[str, Row]] = {
         64,
         {"seq": SHORT, "batch": 128, "remat": False},
         (fsdp("64"), fsdp_tp("8x8")),
-        published=_MAXTEXT_7B,
+        published=_MAXTEXT_7B_APART,
     ),
     "70b-h100-64": Row("llama-3-70b", "h100", 64, {"seq": SHORT, "batch": 64}, (fsdp("64"), fsdp_tp("8x8"))),
     "70b-h100-64-free": Row(

@@ -44,6 +44,7 @@ from rhino.passes.sharding.choose_shardings import (
     LEVELS,
     ChooseShardings,
     DoesNotFitError,
+    FoundBefore,
     PhaseTimes,
     ShardingChoice,
 )
@@ -132,12 +133,16 @@ class ChooseLayouts(ChooseShardings):
         if not self.recompute:
             self.run_with_all_kept(module, remarks)
             return
-        before = module.clone()
-        try:
-            self.run_with_all_kept(module, remarks)
+        before, kept = module.clone(), _Tried(module, {}, remarks)
+        kept.plan(self.run_with_all_kept)
+        if kept.error is not None and kept.error.exit_code != ExitCode.DOES_NOT_FIT:
+            raise kept.error
+        # What fits because much lies in host memory may take longer than to recompute it.
+        is_open = kept.choice is None or kept.remarks.find(StashShare) is not None or (self.offload and kept.is_bound)
+        best = self.recomputed(before, remarks) if is_open else None
+        if kept.choice is not None and (best is None or best.step_s >= kept.step_s):
+            kept.add_to(remarks)
             return
-        except DoesNotFitError:
-            best = self.recomputed(before, remarks)
         if best is None:
             self.refuse(module, before, remarks)
             return
@@ -197,7 +202,7 @@ class ChooseLayouts(ChooseShardings):
         It is, where it takes as long as `best`. Returns None if nothing is recomputed.
         """
         one = _Tried(before.clone(), {}, remarks, share)
-        Rematerialize(remat=f"{share:g}", cluster=self.cluster).run(one.module, one.remarks)
+        Rematerialize(remat=f"{share:g}", cluster=self.cluster, offload=self.offload).run(one.module, one.remarks)
         if not one.remarks.result(Unkept).num_repeated:
             return None
         cutoff_s = inf if best is None else best.step_s
@@ -328,6 +333,8 @@ class _Tried:
         self.module, self.values, self.share = module, values, share
         self.remarks = Remarks(remarks.file)
         self.remarks.record(remarks.find(PhaseTimes) or PhaseTimes())
+        if known := remarks.find(FoundBefore):
+            self.remarks.record(known)
         self.choice: ShardingChoice | None = None
         self.error: RhinoError | None = None
         self.bound: float | None = None
