@@ -194,13 +194,14 @@ class ChooseShardings(PlanningPass):
         `module` gets sharding rules, nothing else.
         """
         program = self.read(module, target, remarks)
-        if self.offload or self.num_ranks > 1:
+        if self.num_ranks > 1:
             return self.plan(program, target, clock, ask)
+        open_ = with_offload(program, target) if self.offload else program
         clock.lap("graph")
-        begun = self.begin(program, target, clock, ask)
+        begun = self.begin(open_, target, clock, ask)
         if isinstance(begun, RhinoError):
             return begun
-        if known := self.found_before(begun, ask.like):
+        if not self.offload and (known := self.found_before(begun, ask.like)):
             return known
         free = begun.free()
         clock.lap("solve")
@@ -208,12 +209,20 @@ class ChooseShardings(PlanningPass):
         if isinstance(free, Answer) and free.peak_bytes > begun.budget:
 
             def plan(cutoff_s: float, best: ShardingChoice | None) -> ShardingChoice | Unsolved | RhinoError:
+                if self.offload:
+                    return self.plan(program, target, clock, replace(ask, cutoff_s=cutoff_s))
                 outcome = begun.fitting(free, cutoff_s, best or on_other_mesh)
                 clock.lap("solve")
                 return self.outcome(begun, outcome, cutoff_s)
 
             return Waiting(free.bound, plan)
-        return self.outcome(begun, free, ask.cutoff_s)
+        found = self.outcome(begun, free, ask.cutoff_s)
+        if self.offload and (
+            isinstance(found, RhinoError)
+            or (isinstance(found, ShardingChoice) and not _HostMemory.of(found, self.ranks).fits)
+        ):
+            return self.plan(program, target, clock, ask)
+        return found
 
     def plan(
         self, program: Program, target: Target, clock: _Clock, ask: _Ask
@@ -252,7 +261,7 @@ class ChooseShardings(PlanningPass):
                 return _with_host_limit(found, over) if over and isinstance(found, RhinoError) else found
             bound = min(bound, found.answer.bound)
             there = _HostMemory.of(found, self.ranks)
-            if there.num_bytes <= there.most_bytes:
+            if there.fits:
                 return replace(found, answer=replace(found.answer, bound=bound))
             over = there.text(self.ranks)
             if not there.arguments:
@@ -418,6 +427,11 @@ class _HostMemory:
     def num_bytes(self) -> int:
         """All that lies there."""
         return sum(self.arguments.values()) + self.fixed_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether it is no more than may lie there."""
+        return self.num_bytes <= self.most_bytes
 
     def fitting(self) -> frozenset[int]:
         """Returns the arguments that fit together beside what is there anyway, the largest first."""
