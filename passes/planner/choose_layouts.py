@@ -102,12 +102,14 @@ _OTHER_MESHES: Final = 1
 class StashShare:
     """The share of the activation stash that is not kept on devices, for the choice of shardings that was made.
 
-    `option` is that of `rhino-remat` which does so. It was chosen on `mesh`.
+    `option` is that of `rhino-remat` which does so. It was chosen on `mesh`; without `offload`, for a step of which
+    nothing lies in host memory.
     """
 
     option: str
     share: float
     mesh: str
+    offload: bool = True
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,10 @@ class ChooseLayouts(ChooseShardings):
             raise kept.error
         # What fits because much lies in host memory may take longer than to recompute it.
         is_open = kept.choice is None or kept.remarks.find(StashShare) is not None or (self.offload and kept.is_bound)
-        best = self.recomputed(before, remarks) if is_open else None
+        own = (
+            self if kept.choice is None else replace(self, offload=False)
+        )  # as without --offload, which is to cost nothing
+        best = own.recomputed(before, remarks) if is_open else None
         if kept.choice is not None and (best is None or best.step_s >= kept.step_s):
             kept.add_to(remarks)
             return
@@ -147,7 +152,7 @@ class ChooseLayouts(ChooseShardings):
             self.refuse(module, before, remarks)
             return
         swap(module, best.module)
-        remarks.record(StashShare("remat", best.share, best.mesh))
+        remarks.record(StashShare("remat", best.share, best.mesh, own.offload))
         best.add_to(remarks)
 
     def recomputed(self, before: ir.Operation, remarks: Remarks) -> _Tried | None:

@@ -107,7 +107,8 @@ def search(
         remarks.record(FoundBefore(before))
         on_mesh = {"mesh": unkept.mesh} if options.get("mesh") == AUTO else {}  # which is chosen already
         share = {unkept.option: f"{unkept.share:g}"}
-        return search(module, name, {**options, **on_mesh, **share}, remarks, unsplit)
+        own = {name: text for name, text in options.items() if name != "offload" or unkept.offload}
+        return search(module, name, {**own, **on_mesh, **share}, remarks, unsplit)
     chosen = remarks.result(ShardingChoice)
     layout = remarks.find(LayoutChoice)
     answer, costs = chosen.answer, plan_costs(chosen)
