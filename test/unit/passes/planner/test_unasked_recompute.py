@@ -114,6 +114,6 @@ def test_the_choice_that_was_found_is_not_searched_for_again(monkeypatch):
     assert known[-1] is not None
     asked = planned(Remarks("gpt"), text, budget="297348", remat=unasked.options["remat"]).plan
     assert known[-1] is None
-    # of choices within the gap of a search either may be found
-    assert unasked.predicted.step_s == pytest.approx(asked.predicted.step_s, rel=2e-4)
+    # near its budget a search that begins with nothing may find less
+    assert unasked.predicted.step_s <= asked.predicted.step_s * (1 + 2e-4)
     assert unasked.source == asked.source
