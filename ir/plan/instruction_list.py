@@ -13,7 +13,7 @@ from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar, assert_neve
 
 import numpy as np
 
-from rhino.ir.arrays import Bools, Ints
+from rhino.ir.arrays import Bools, Ints, ranges
 from rhino.ir.plan.instructions import (
     Copy,
     Feed,
@@ -186,14 +186,6 @@ def joined(lists: Sequence[InstructionList[One]]) -> InstructionList[One]:
         number = np.array([forms.setdefault(form, len(forms)) for form in one.forms], dtype=np.int64)
         form_of.append(number[one.form_of])
     return InstructionList(tuple(forms), np.concatenate(form_of), np.concatenate([one.numbers for one in lists]))
-
-
-def ranges(starts: Ints, lengths: Ints) -> Ints:
-    """Returns the numbers of ranges that start at `starts` and have these lengths, one range after another."""
-    ends = np.cumsum(lengths)
-    total = int(ends[-1]) if len(ends) else 0
-    found: Ints = np.arange(total) + np.repeat(starts - ends + lengths, lengths)
-    return found
 
 
 def _in_columns(one: Global | Local) -> tuple[Form, tuple[int, ...]]:

@@ -13,8 +13,8 @@ from typing import Final
 
 import numpy as np
 
-from rhino.ir.arrays import Bools, Ints
-from rhino.ir.plan.instruction_list import Form, InstructionList, One, ranges
+from rhino.ir.arrays import Bools, Ints, ranges
+from rhino.ir.plan.instruction_list import Form, InstructionList, One
 
 _PERIODS: Final = 16
 """How many lengths of a turn are tried, of each of two kinds (`_periods`)."""

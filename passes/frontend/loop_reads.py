@@ -16,9 +16,9 @@ from rhino.ir.graph.graph import WHILE
 from rhino.ir.mlir.bindings import func, ir, stablehlo
 from rhino.ir.mlir.reader import end_of, maker_of, walk
 from rhino.ir.program.local_rules import shape_of
-from rhino.ir.program.numerics import FUSIBLE, SOURCES
+from rhino.ir.program.numerics import SOURCES
 from rhino.ir.program.trip_count import constant_of, step_of
-from rhino.passes.frontend.loop_values import Value, copied, extended, without
+from rhino.passes.frontend.loop_values import Value, copied, extended, fusible_chain, without
 
 SLICE: Final = "stablehlo.dynamic_slice"
 
@@ -107,20 +107,10 @@ def _is_constant(value: Value) -> bool:
 
 def _spread(value: Value) -> list[ir.Operation]:
     """Returns the ops, each before its readers, that make a value of smaller ones; none if it is not made so."""
-    size, chain, smaller = prod(shape_of(value)), dict[ir.Operation, None](), dict[Value, None]()
-    waiting = [(value, False)]
-    while waiting:
-        one, are_operands_in = waiting.pop()
-        made = maker_of(one)
-        if prod(shape_of(one)) < size:
-            smaller[one] = None
-        elif made is None or (made.name not in FUSIBLE and made.name not in SOURCES):
-            return []
-        elif are_operands_in:
-            chain[made] = None
-        elif made not in chain:
-            waiting += [(one, True), *((operand, False) for operand in reversed(list(made.operands)))]
-    return list(chain) if sum(map(num_bytes, smaller)) < num_bytes(value) else []
+    size = prod(shape_of(value))
+    chain = fusible_chain(value, lambda one: prod(shape_of(one)) < size)
+    smaller = dict.fromkeys(one for op in chain for one in op.operands if prod(shape_of(one)) < size)
+    return chain if sum(map(num_bytes, smaller)) < num_bytes(value) else []
 
 
 def counts(loop: ir.Operation, indices: list[Value]) -> bool:

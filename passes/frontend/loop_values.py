@@ -8,7 +8,7 @@ fused into its readers, as it is outside of loops.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -129,17 +129,27 @@ def _only_read(loop: ir.Operation, number: int, last: ir.Operation) -> list[ir.O
     condition, body = (region.blocks[0].arguments[number] for region in loop.regions)
     if last.operands[number] != body or list(condition.uses) or not _has_dims(body):
         return []
+    return fusible_chain(loop.operands[number], lambda _: False)
+
+
+def fusible_chain(value: Value, is_given: Callable[[Value], bool]) -> list[ir.Operation]:
+    """Returns the ops that make a value, element by element, of given ones and constants, each before its readers.
+
+    Returns none if it is not made so.
+    """
     chain: dict[ir.Operation, None] = {}
-    waiting = [(loop.operands[number], False)]
+    waiting = [(value, False)]
     while waiting:
-        value, are_operands_in = waiting.pop()
-        made = maker_of(value)
+        one, are_operands_in = waiting.pop()
+        if is_given(one):
+            continue
+        made = maker_of(one)
         if made is None or (made.name not in SOURCES and made.name not in FUSIBLE):
             return []
         if are_operands_in:
             chain[made] = None
         elif made not in chain:
-            waiting += [(value, True), *((operand, False) for operand in reversed(list(made.operands)))]
+            waiting += [(one, True), *((operand, False) for operand in reversed(list(made.operands)))]
     return list(chain)
 
 

@@ -122,7 +122,7 @@ class Rematerialize(Pass):
         return replace(found, stash=found.stash.without([numbers[op] for op in loops if op in numbers]))
 
     def write_loops(self, module: ir.Operation, cluster: Cluster, remarks: Remarks) -> bool:
-        """Writes what loops compute again of the layers of others, and says whether anything was."""
+        """Writes what loops recompute of the layers of others, and returns whether anything was written."""
         if not self.goes_by_rounds:
             return False
         shares = parse_remat(self.remat)

@@ -16,13 +16,13 @@ from typing import Final
 
 import numpy as np
 
-from rhino.ir.arrays import Bools, Ints
+from rhino.ir.arrays import Bools, ranges
 from rhino.ir.graph.graph import REPEATS, Graph
 from rhino.strategies.cost.target import Fusion
 from rhino.strategies.memory.fusion import is_cheap, takes_in
 
 _MOST_TENSORS: Final = 1
-"""How many operands of its result's rank an op has that is computed again (`EffectivelyAtMostUnary`)."""
+"""How many operands of its result's rank an op has that is duplicated (`EffectivelyAtMostUnary`)."""
 
 
 def with_duplicates(graph: Graph, fusion: Fusion) -> Graph:
@@ -80,12 +80,12 @@ def _duplicated(graph: Graph, twice: Bools, inside: Bools) -> Graph:
     place = np.cumsum(times) - times
     num_operands, num_results = (np.diff(start)[source] for start in (graph.use_start, graph.result_start))
     result_start = len(graph.arguments) + np.concatenate(([0], np.cumsum(num_results)))
-    values = np.concatenate((np.arange(len(graph.arguments)), _ranges(graph.result_start[source], num_results)))
+    values = np.concatenate((np.arange(len(graph.arguments)), ranges(graph.result_start[source], num_results)))
     maker = np.concatenate((np.full(len(graph.arguments), -1), np.repeat(np.arange(len(source)), num_results)))
     first, second = np.zeros(graph.num_values, dtype=np.int64), np.zeros(graph.num_values, dtype=np.int64)
     second[values] = np.arange(len(values))  # the last that stands for a value
     first[values[::-1]] = np.arange(len(values))[::-1]
-    used = _ranges(graph.use_start[source], num_operands)
+    used = ranges(graph.use_start[source], num_operands)
     repeats = graph.repeats
     return replace(
         graph,
@@ -103,10 +103,3 @@ def _duplicated(graph: Graph, twice: Bools, inside: Bools) -> Graph:
         repeats=repeats
         and replace(repeats, times=repeats.times[source], copies=repeats.copies[values], run=repeats.run[source]),
     )
-
-
-def _ranges(start: Ints, length: Ints) -> Ints:
-    """Returns the numbers from each start on, one range behind the other."""
-    ends = np.cumsum(length)
-    found: Ints = np.arange(ends[-1] if len(ends) else 0) + np.repeat(start - (ends - length), length)
-    return found

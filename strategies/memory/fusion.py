@@ -104,7 +104,7 @@ def _is_kernel(cls: OpClass, fusion: Fusion) -> bool:
 
 
 def is_cheap(name: str, fusion: Fusion) -> bool:
-    """Says whether ops of a name are computed again in each kernel that reads them."""
+    """Says whether ops of a name are duplicated into each kernel that reads them."""
     return name not in _ONCE[fusion]
 
 

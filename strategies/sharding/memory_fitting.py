@@ -81,25 +81,10 @@ A program takes 0.07 ms of processor time a node to find, and a search at one li
 """
 
 
-def find_fitting(
-    search: Search, budget_bytes: float, first: Reduced, peak_of: PeakOf, with_memory: Callable[[], Problem]
-) -> Outcome:
-    """Returns the best choice found that fits, by a search that has yet to begin.
-
-    `first` is the problem that the search's `reduce` returned. `with_memory` returns the problem with what choices keep
-    in memory. It is called only where the best choice of all does not fit.
-    """
-    peak_of = each_once(peak_of)
-    free = find_free(search, budget_bytes, first, peak_of)
-    if not isinstance(free, Answer) or free.peak_bytes <= budget_bytes:
-        return free
-    return fit_free(search, budget_bytes, free, peak_of, with_memory)
-
-
 def find_free(search: Search, budget_bytes: float, first: Reduced, peak_of: PeakOf) -> Outcome:
     """Returns the best choice of all with the peak of its program, by a search that has yet to begin.
 
-    It is searched to the end only if it fits.
+    `first` is the problem that the search's `reduce` returned. It is searched to the end only if it fits.
     """
     free = search.free(budget_bytes, first, peak_of)
     return with_peak(free, peak_of) if isinstance(free, Answer) else free
@@ -108,7 +93,10 @@ def find_free(search: Search, budget_bytes: float, first: Reduced, peak_of: Peak
 def fit_free(
     search: Search, budget_bytes: float, free: Answer, peak_of: PeakOf, with_memory: Callable[[], Problem]
 ) -> Outcome:
-    """Returns the best choice found that fits, where the best of all (`free`), which `search` has found, does not."""
+    """Returns the best choice found that fits, where the best of all (`free`), which `search` has found, does not.
+
+    `with_memory` returns the problem with what choices keep in memory.
+    """
     search.remember(with_memory())
     return fit(search, budget_bytes, make_answer(search.problem, free.states, free.bound, free.method), peak_of)
 

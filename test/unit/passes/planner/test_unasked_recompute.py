@@ -111,7 +111,10 @@ def test_the_choice_that_was_found_is_not_searched_for_again(monkeypatch):
     monkeypatch.setattr(ChooseShardings, "found_before", staticmethod(noted))
     text = export_step(gpt.model(dataclasses.replace(GPT, layers=1, batch=16))).encode()
     unasked = planned(Remarks("gpt"), text, budget="297348").plan
-    assert known[-1] is not None
+    found = known[-1]
+    assert found is not None
+    assert unasked.predicted.step_s == found.answer.cost
+    assert unasked.predicted.peak_bytes == (int(found.answer.peak_bytes),)
     asked = planned(Remarks("gpt"), text, budget="297348", remat=unasked.options["remat"]).plan
     assert known[-1] is None
     # near its budget a search that begins with nothing may find less

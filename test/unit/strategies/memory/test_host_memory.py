@@ -15,7 +15,7 @@ from rhino.strategies.memory.device_graph import device_graph
 from rhino.strategies.memory.host_memory import waiting_arguments, with_host_choice
 from rhino.strategies.memory.peak import Lives, peak_of, predicted_peak
 from rhino.strategies.sharding.choice_problem import Builder
-from rhino.strategies.sharding.memory_fitting import find_fitting
+from rhino.strategies.sharding.memory_fitting import find_free, fit_free
 from rhino.strategies.solver.answer import Answer
 from rhino.strategies.solver.search import Search
 
@@ -77,7 +77,9 @@ def chosen(graph, budget_bytes):
     choice = Builder(graph=graph, model=MODEL).costs()
     search = Search(choice.problem)
     first = search.reduce()
-    answer = find_fitting(search, budget_bytes, first, peak_of(choice), lambda: choice.with_memory().problem)
+    answer = find_free(search, budget_bytes, first, peak_of(choice))
+    if isinstance(answer, Answer) and answer.peak_bytes > budget_bytes:
+        answer = fit_free(search, budget_bytes, answer, peak_of(choice), lambda: choice.with_memory().problem)
     return (answer, make_plan(choice, answer.states)) if isinstance(answer, Answer) else (answer, None)
 
 
