@@ -172,7 +172,7 @@ class ChooseShardings(PlanningPass):
         """
         one_of_many = replace(ask, seeks_least=self.seeks_least and len(targets) == 1)
 
-        def look(target: Target, cutoff_s: float) -> ShardingChoice | Waiting[ShardingChoice] | Unsolved | RhinoError:
+        def look(target: Target, cutoff_s: float) -> _Found | Waiting[ShardingChoice]:
             return self.look(module, target, clock, remarks, replace(one_of_many, cutoff_s=cutoff_s))
 
         found = MeshSearch[ShardingChoice](look, lambda target: self.finer(module, target), ask.cutoff_s)
@@ -188,7 +188,7 @@ class ChooseShardings(PlanningPass):
 
     def look(
         self, module: ir.Operation, target: Target, clock: _Clock, remarks: Remarks, ask: _Ask
-    ) -> ShardingChoice | Waiting[ShardingChoice] | Unsolved | RhinoError:
+    ) -> _Found | Waiting[ShardingChoice]:
         """Returns the plan for one mesh if the best choice of all fits, or how to go on to one; or why there is none.
 
         `module` gets sharding rules, nothing else.
@@ -208,35 +208,27 @@ class ChooseShardings(PlanningPass):
         on_other_mesh = ask.like if ask.like is not None and ask.like.target.mesh != target.mesh else None
         if isinstance(free, Answer) and free.peak_bytes > begun.budget:
 
-            def plan(cutoff_s: float, best: ShardingChoice | None) -> ShardingChoice | Unsolved | RhinoError:
-                if self.offload:
-                    return self.plan(program, target, clock, replace(ask, cutoff_s=cutoff_s))
+            def plan(cutoff_s: float, best: ShardingChoice | None) -> _Found:
                 outcome = begun.fitting(free, cutoff_s, best or on_other_mesh)
                 clock.lap("solve")
-                return self.outcome(begun, outcome, cutoff_s)
+                first = self.outcome(begun, outcome, cutoff_s)
+                return self.plan(program, target, clock, replace(ask, cutoff_s=cutoff_s), first)
 
             return Waiting(free.bound, plan)
         found = self.outcome(begun, free, ask.cutoff_s)
-        if self.offload and (
-            isinstance(found, RhinoError)
-            or (isinstance(found, ShardingChoice) and not _HostMemory.of(found, self.ranks).fits)
-        ):
-            return self.plan(program, target, clock, ask)
-        return found
+        is_over = isinstance(found, ShardingChoice) and not _HostMemory.of(found, self.ranks).fits
+        return self.plan(program, target, clock, ask, found) if is_over or isinstance(found, RhinoError) else found
 
-    def plan(
-        self, program: Program, target: Target, clock: _Clock, ask: _Ask
-    ) -> ShardingChoice | Unsolved | RhinoError:
+    def plan(self, program: Program, target: Target, clock: _Clock, ask: _Ask, first: _Found | None = None) -> _Found:
         """Returns the plan for one mesh, or why there is none: a bound of the cutoff or more, or an error.
 
-        What lies in host memory makes no plan slower than the best that is found without.
+        What lies in host memory makes no plan slower than the best that is found without. `first` is what is known to
+        come of the search if host memory is large enough.
         """
-        found = self.within_host(program, target, clock, ask)
-        if (
-            not self.offload
-            or isinstance(found, Unsolved)
-            or (isinstance(found, ShardingChoice) and not found.is_bound)
-        ):
+        found = self.within_host(program, target, clock, ask, first)
+        if not self.offload or isinstance(found, Unsolved):
+            return found
+        if isinstance(found, ShardingChoice) and (not found.is_bound or self.is_proven(found)):
             return found
         most_s = found.answer.cost if isinstance(found, ShardingChoice) else ask.cutoff_s
         plain = replace(self, offload=False).within_host(program, target, clock, replace(ask, cutoff_s=most_s))
@@ -245,18 +237,23 @@ class ChooseShardings(PlanningPass):
         bound = found.answer.bound if isinstance(found, ShardingChoice) else plain.answer.bound
         return replace(plain, answer=replace(plain.answer, bound=min(bound, plain.answer.cost)))
 
+    def is_proven(self, found: ShardingChoice) -> bool:
+        """Returns whether no plan is faster by more than what a search may leave open."""
+        return found.answer.gap <= LEVELS[self.level].gap
+
     def within_host(
-        self, program: Program, target: Target, clock: _Clock, ask: _Ask
-    ) -> ShardingChoice | Unsolved | RhinoError:
+        self, program: Program, target: Target, clock: _Clock, ask: _Ask, first: _Found | None = None
+    ) -> _Found:
         """Returns the plan for one mesh as `plan` does, with no more in host memory than that holds.
 
         Where a plan has more there, the largest arguments that fit together may stay, and the step is planned again.
         """
-        barred, bound, over = frozenset[int](), inf, None
+        barred, bound, over, found = frozenset[int](), inf, None, first
         while True:
-            open_ = with_offload(program, target, barred) if self.offload else program
-            clock.lap("graph")
-            found = self.chosen(open_, target, clock, ask)
+            if found is None:
+                open_ = with_offload(program, target, barred) if self.offload else program
+                clock.lap("graph")
+                found = self.chosen(open_, target, clock, ask)
             if not isinstance(found, ShardingChoice):
                 return _with_host_limit(found, over) if over and isinstance(found, RhinoError) else found
             bound = min(bound, found.answer.bound)
@@ -267,11 +264,9 @@ class ChooseShardings(PlanningPass):
             if not there.arguments:
                 what = f"no choice of shardings fits: {over}"
                 return DoesNotFitError("RHI-SOLVE-001", what, Place(program.file), fix=MORE_HOST, fills_host=True)
-            barred = waiting_arguments(program.graph) - there.fitting()
+            barred, found = waiting_arguments(program.graph) - there.fitting(), None
 
-    def chosen(
-        self, program: Program, target: Target, clock: _Clock, ask: _Ask
-    ) -> ShardingChoice | Unsolved | RhinoError:
+    def chosen(self, program: Program, target: Target, clock: _Clock, ask: _Ask) -> _Found:
         """Returns the plan for one mesh as `plan` does, however much lies in host memory."""
         begun = self.begin(program, target, clock, ask)
         if isinstance(begun, RhinoError):
@@ -324,7 +319,7 @@ class ChooseShardings(PlanningPass):
         plan = make_plan(begun.choice, like.answer.states)
         return replace(like, target=begun.target, program=begun.program, choice=begun.choice, plan=plan)
 
-    def outcome(self, begun: _Begun, outcome: Outcome, cutoff_s: float) -> ShardingChoice | Unsolved | RhinoError:
+    def outcome(self, begun: _Begun, outcome: Outcome, cutoff_s: float) -> _Found:
         """Returns the plan that a search has come to, or why there is none."""
         if isinstance(outcome, Answer):
             return ShardingChoice(
@@ -465,6 +460,10 @@ class ShardingChoice:
     solver: Solver
     outcomes: tuple[MeshOutcome, ...] = ()
     is_bound: bool = False
+
+
+_Found = ShardingChoice | Unsolved | RhinoError
+"""What the search for one mesh came to: its plan, a bound of the cutoff or more where it was given up, or an error."""
 
 
 @dataclass(frozen=True, slots=True)
