@@ -27,7 +27,6 @@ operands: rounding that has grown is no fault, but reported.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -38,6 +37,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from drawn_plans import MOODS, NotDrawnError, drawable, ways_to_run
+from longer_floats import in_f32
 from models import step_text
 from pipelines import Setting, plan
 from pipelines import run as run_pipeline
@@ -300,21 +300,6 @@ def _widened(module: ir.Module) -> ir.Module:
     """Returns a module whose bf16 is f32; a module without bf16 is returned as it is."""
     text = str(module.operation.get_asm())
     return read_module(in_f32(text).encode(), "widened", make_context()) if "bf16" in text else module
-
-
-def in_f32(text: str) -> str:
-    """Returns the text of a module with f32 in the place of bf16."""
-    # a number of bf16 that is written as its bits has half of those of f32
-    text = re.sub(r'dense<"?0x([0-9A-F]+)"?>( : tensor<[0-9x]*bf16>)', _long_bits, text)
-    return text.replace("bf16", "f32")
-
-
-def _long_bits(found: re.Match[str]) -> str:
-    bits, quoted = found[1], '"' in found[0]
-    if not quoted:
-        return f"dense<0x{bits}0000>{found[2]}"
-    words = [f"0000{bits[first : first + 4]}" for first in range(0, len(bits), 4)]  # little-endian
-    return f'dense<"0x{"".join(words)}">{found[2]}'
 
 
 def _filled(passes: Sequence[str], parts: int, remat: float) -> tuple[str, ...]:

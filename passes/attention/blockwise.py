@@ -30,7 +30,7 @@ from rhino.passes.attention.row_factors import with_factor
 from rhino.passes.attention.row_sums import simplify_row_sums
 from rhino.passes.attention.score_dims import NO_DIMS, in_order
 from rhino.passes.attention.score_region import Refused, Region, Value, ops_of_softmaxes, regions_of, softmaxes_of
-from rhino.passes.attention.split_columns import split_columns
+from rhino.passes.attention.split_columns import split_columns, split_concatenated
 from rhino.passes.base import Pass, Remarks, opt
 from rhino.passes.frontend.loop_reads import spread_in_loops
 from rhino.passes.frontend.loop_stashes import shrink_stashes
@@ -68,6 +68,8 @@ class BlockwiseAttention(Pass):
                     _pass_barriers(region)
         with with_rules(module):  # again, for what is new
             _unstack(entry_function(module, remarks.file))
+            for block in _blocks(entry_function(module, remarks.file).operation):
+                split_concatenated(block)
         run_on_functions(module, "cse")  # what was copied for one stack is what was for another
         with with_rules(module):  # again, for what is new
             self._rewrite(module, most, remarks)
@@ -76,15 +78,13 @@ class BlockwiseAttention(Pass):
 
     def _rewrite(self, module: ir.Operation, most: int, remarks: Remarks) -> None:
         entry = entry_function(module, remarks.file)
-        # All are found before one is rewritten, for with it blocks of loops are gone.
-        for found in [one for block in _blocks(entry.operation) for one in regions_of(block)]:
-            if isinstance(found, Refused):
-                self._remark(found.op, found.reason, remarks)
-            else:
-                self._remark(found.top, _rewritten(found, most), remarks)
-
-    def _remark(self, op: ir.Operation, text: str, remarks: Remarks) -> None:
-        remarks.add(self.name, place_of(op.location, remarks.file), text)
+        # All are found before one is rewritten, for with it blocks of loops are gone, and the ops that remarks are on.
+        regions = [one for block in _blocks(entry.operation) for one in regions_of(block)]
+        ops = [one.op if isinstance(one, Refused) else one.top for one in regions]
+        places = [place_of(op.location, remarks.file) for op in ops]
+        for number, (one, place) in enumerate(zip(regions, places, strict=True)):
+            others = [other for other in regions[number + 1 :] if isinstance(other, Region)]
+            remarks.add(self.name, place, one.reason if isinstance(one, Refused) else _rewritten(one, most, others))
 
 
 def parse_attention(text: str, file: str = "") -> int:
@@ -146,8 +146,8 @@ def _unstack(entry: func.FuncOp) -> None:
         repeated = bool(ops) and shrink_stashes(entry, ops)
 
 
-def _rewritten(region: Region, most: int) -> str:
-    """Rewrites attention, if it can be divided; returns what was done."""
+def _rewritten(region: Region, most: int, others: Sequence[Region]) -> str:
+    """Rewrites attention, if it can be divided; returns what was done. `others` are rewritten later."""
     sizes = f"{region.num_queries} queries and {region.num_keys} keys"
     count = -(-region.num_keys // most)
     if count < 2:
@@ -155,11 +155,11 @@ def _rewritten(region: Region, most: int) -> str:
     if count > region.num_queries:
         return f"attention of {sizes} stays as it is: fewer queries than blocks of at most {most} keys"
     if simplify_row_sums(region):
-        _erase(region)
+        _erase(region, others)
         region = Region(region.block, region.top)
         region.read()
     num_loops = _Writer(Loops(region).read(), Blocks(count)).write()
-    _erase(region)
+    _erase(region, others)
     loops = "one loop" if num_loops == 1 else f"{num_loops} loops"
     return f"attention of {sizes} is computed in {count} blocks, by {loops}"
 
@@ -239,8 +239,10 @@ def _ancestor(op: ir.Operation, block: ir.Block) -> ir.Operation:
     return op
 
 
-def _erase(region: Region) -> None:
-    """Erases what nobody reads any more of a region."""
+def _erase(region: Region, others: Sequence[Region]) -> None:
+    """Erases what nobody reads any more of a region; others may have it too, as a mask."""
     for op in reversed(in_order(one for one in region.dims if one.block == region.block)):
         if not any(list(result.uses) for result in op.results):
+            for other in others:
+                other.forget(op)
             op.erase()

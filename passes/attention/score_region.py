@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from rhino.ir.graph.graph import REDUCE, WHILE
 from rhino.ir.mlir.bindings import ir, stablehlo
-from rhino.ir.mlir.reader import end_of, maker_of
+from rhino.ir.mlir.reader import end_of, maker_of, walk
 from rhino.ir.program.identity import is_uniform
 from rhino.ir.program.local_rules import shape_of
 from rhino.ir.program.numerics import FUSIBLE, SOURCES, reduction_of
@@ -28,6 +28,7 @@ Value = ir.Value[Any]
 DOT: Final = "stablehlo.dot_general"
 CONSTANT: Final = "stablehlo.constant"
 BROADCAST: Final = "stablehlo.broadcast_in_dim"
+CONCATENATE: Final = "stablehlo.concatenate"
 CONVERT: Final = "stablehlo.convert"
 RESHAPE: Final = "stablehlo.reshape"
 TRANSPOSE: Final = "stablehlo.transpose"
@@ -151,6 +152,21 @@ class Region:
             self.dims[end.operation] = self.ends[end.operation] = OpDims((at,), (at,))
         self.given = {}
 
+    def forget(self, op: ir.Operation) -> None:
+        """Drops an op that nobody reads any more, with what is in it."""
+        for one in walk(op):
+            self.ops.pop(one, None)
+            self.dims.pop(one, None)
+            self.ends.pop(one, None)
+        for value in op.results:
+            for known in (self.at, self.stored, self.given):
+                known.pop(value, None)
+
+    def concatenations(self) -> dict[ir.Operation, None]:
+        """Returns the ops that concatenate a value that is given, along its keys, with other columns."""
+        readers = [(use.owner.operation, at) for value, at in self.given.items() for use in value.uses]
+        return {op: None for op, at in readers if op.name == CONCATENATE and concatenated_dim(op) == at.key}
+
     def _is_inside(self, op: ir.Operation) -> bool:
         while op not in self.dims and op.block != self.block and op.parent is not None:
             op = op.parent
@@ -267,16 +283,24 @@ def regions_of(block: ir.Block) -> Iterator[Region | Refused]:
 def ops_of_softmaxes(block: ir.Block) -> set[ir.Operation]:
     """Returns the ops that softmaxes over products in a block consist of, whoever reads them, and what is as small.
 
-    That is as small as their rows, and computed element by element, as the logarithm of a sum, or in a loop, as the key
-    of random bits.
+    That is as small as their rows, and reduced, computed element by element, as the logarithm of a sum, or in a loop,
+    as the key of random bits. What concatenates their keys with other columns, as sinks, is one of them.
     """
     found, num_rows = set[ir.Operation](), 0
     for region in softmaxes_of(block):
-        found |= region.dims.keys()
+        found |= region.dims.keys() | region.concatenations().keys()
         num_rows = max(num_rows, prod(shape_of(region.top.results[0])))
     ops = [view.operation for view in block.operations]
-    small = {op for op in ops if op.name in FUSIBLE or op.name == WHILE}
-    return found | {op for op in small if max((prod(shape_of(one)) for one in op.results), default=0) <= num_rows}
+    return found | {op for op in ops if _is_small(op, num_rows)}
+
+
+def _is_small(op: ir.Operation, most: int) -> bool:
+    """Says whether an op is cheap, and gives at most so many numbers; one that sums up reads no more either."""
+    if op.name not in FUSIBLE and op.name not in (WHILE, REDUCE):
+        return False
+    values: list[Value] = [*op.results]
+    values += op.operands if op.name == REDUCE else ()
+    return all(prod(shape_of(one)) <= most for one in values)
 
 
 def softmaxes_of(block: ir.Block) -> Iterator[Region]:
@@ -290,6 +314,11 @@ def softmaxes_of(block: ir.Block) -> Iterator[Region]:
                 if region.is_softmax:
                     found |= region.dims.keys()
                     yield region
+
+
+def concatenated_dim(op: ir.Operation) -> int:
+    """Returns the dim along which an op concatenates."""
+    return int(ir.IntegerAttr(op.attributes["dimension"]).value)
 
 
 def is_row_maximum(op: ir.Operation) -> bool:

@@ -3,7 +3,7 @@
 Where scores are concatenated with other columns before the largest number of each row is taken, nothing behind has the
 scores alone. Here each op that computes element by element is done for each part of the columns, what takes sums or the
 largest number of rows joins those of the parts, and a slice of one part reads that. What reads all columns in another
-way reads what it read before.
+way, as a stack for the backward pass, reads what the parts gave, concatenated.
 """
 
 from __future__ import annotations
@@ -19,10 +19,18 @@ from rhino.ir.mlir.reader import end_of, maker_of
 from rhino.ir.program.local_rules import shape_of
 from rhino.ir.program.numerics import FUSIBLE, SOURCES, reduction_of
 from rhino.passes.attention.block_views import value_of
-from rhino.passes.attention.score_region import BROADCAST, RESHAPE, SHIFTING, Value, is_row_maximum
+from rhino.passes.attention.score_region import (
+    BROADCAST,
+    CONCATENATE,
+    RESHAPE,
+    SHIFTING,
+    Value,
+    concatenated_dim,
+    is_row_maximum,
+    softmaxes_of,
+)
 from rhino.passes.pipeline.parted_ops import broadcast
 
-CONCATENATE: Final = "stablehlo.concatenate"
 _PAD: Final = "stablehlo.pad"
 _SLICE: Final = "stablehlo.slice"
 _ELEMENTWISE: Final = FUSIBLE - SHIFTING - SOURCES - {BROADCAST, RESHAPE, "stablehlo.transpose", "stablehlo.broadcast"}
@@ -30,9 +38,16 @@ _ELEMENTWISE: Final = FUSIBLE - SHIFTING - SOURCES - {BROADCAST, RESHAPE, "stabl
 
 def split_columns(block: ir.Block) -> None:
     """Computes part by part what rows are concatenated of whose largest numbers are taken."""
-    for op in [view.operation for view in block.operations]:
-        if op.name == CONCATENATE and any(_is_maximum_along(use.owner.operation, _dim(op)) for use in _uses(op)):
+    concatenates = [view.operation for view in block.operations if view.operation.name == CONCATENATE]
+    for op in concatenates:  # found before: what splits one erases ops
+        if any(_is_maximum_along(use.owner.operation, concatenated_dim(op)) for use in _uses(op)):
             _Columns(op).split()
+
+
+def split_concatenated(block: ir.Block) -> None:
+    """Computes part by part what is computed of softmaxes that are concatenated with other columns."""
+    for op in {op: None for region in softmaxes_of(block) for op in region.concatenations()}:
+        _Columns(op).split()
 
 
 def _is_maximum_along(op: ir.Operation, dim: int) -> bool:
@@ -45,10 +60,10 @@ class _Columns:
 
     joined: ir.Operation
     parts: dict[Value, list[Value]] = field(default_factory=dict)
-    old: list[ir.Operation] = field(default_factory=list)
+    old: dict[ir.Operation, None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.dim = _dim(self.joined)
+        self.dim = concatenated_dim(self.joined)
         self.sizes = [shape_of(value)[self.dim] for value in self.joined.operands]
         self.starts = [0, *accumulate(self.sizes)]
 
@@ -61,9 +76,21 @@ class _Columns:
             if any(value in self.parts for value in op.operands):
                 with ir.InsertionPoint(op), op.location:
                     self._read(op)
+        for op in self.old:
+            self._join(op)
         for op in reversed([self.joined, *self.old]):
             if not any(list(result.uses) for result in op.results):
                 op.erase()
+
+    def _join(self, op: ir.Operation) -> None:
+        """Concatenates what an op gives of parts for what reads all columns in another way."""
+        (result,) = op.results
+        readers = [use for use in result.uses if use.owner.operation not in self.old]
+        if readers:
+            with ir.InsertionPoint.after(op), op.location:
+                joined = value_of(stablehlo.ConcatenateOp(self.parts[result], self.dim))
+            for use in readers:
+                use.owner.operands[use.operand_number] = joined
 
     def _read(self, op: ir.Operation) -> None:
         """Notes what an op gives of parts, or puts it in the place of its result."""
@@ -78,7 +105,7 @@ class _Columns:
             result.replace_all_uses_with(part)
         else:
             return
-        self.old.append(op)
+        self.old[op] = None
 
     def _parted(self, op: ir.Operation) -> list[Value]:
         """Returns what an op element by element gives for each part."""
@@ -171,10 +198,6 @@ def _like(op: ir.Operation, operands: Sequence[Value], shape: Sequence[int]) -> 
 
 def _uses(op: ir.Operation) -> list[ir.OpOperand]:
     return list(op.results[0].uses)
-
-
-def _dim(concatenate: ir.Operation) -> int:
-    return int(ir.IntegerAttr(concatenate.attributes["dimension"]).value)
 
 
 def _numbers(op: ir.Operation, name: str) -> list[int]:

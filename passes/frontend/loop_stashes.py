@@ -290,8 +290,19 @@ def _compute(stack: Stack, reader: Reader, chain: list[ir.Operation], leaves: Ma
         with at, part.location:
             known = {element: viewed_as(value, element.type) for element, value in zip(used, parts, strict=True)}
             found = copied(chain, at, known)[stack.element]
-            part.results[0].replace_all_uses_with(viewed_as(found, part.results[0].type))
+            _put(found, part)
         part.erase()
+
+
+def _put(value: Value, part: ir.Operation) -> None:
+    """Lets what reads an element of a stack read a value instead: without reshapes where it only dropped dims of 1."""
+    for use in list(part.results[0].uses):
+        op = use.owner.operation
+        if op.name == _RESHAPE and op.results[0].type == value.type:
+            op.results[0].replace_all_uses_with(value)
+            op.erase()
+    if list(part.results[0].uses):
+        part.results[0].replace_all_uses_with(viewed_as(value, part.results[0].type))
 
 
 def _part(leaf: Leaf, loop: ir.Operation, like: ir.Operation, place: ir.Operation) -> Value:

@@ -26,6 +26,7 @@ from rhino.ir.program.program import argument_name
 from rhino.ir.request.patterns import RESULT
 from rhino.passes.base import Remarks
 
+_REPLACED: Final = ("sdy.named_computation", "sdy.reshard", "sdy.propagation_barrier")
 _ONE_DEVICE: Final = "@empty_mesh"
 """The mesh of what JAX has on one device (`NamedSharding` of jax 0.10.2, for a mesh without axes)."""
 
@@ -36,14 +37,15 @@ def plain_shardy_ops(entry: func.FuncOp, name: str, remarks: Remarks) -> None:
     Shardings on meshes without axes are put on `NO_MESH`, or dropped with a remark of pass `name`.
     """
     empty = _empty_meshes(entry)
-    for op in [op for op in walk(entry.operation) if op.name.startswith("sdy.")]:
+    # They are found before one is replaced: what ends a computation is gone with it.
+    for op in [op for op in walk(entry.operation) if op.name in _REPLACED]:
         match op.name:
             case "sdy.named_computation":
                 _take_out(op)
             case "sdy.reshard":
                 with ir.InsertionPoint(op), op.location:
                     replace_op(op, [sdy.ShardingConstraintOp(op.operands[0], op.attributes["sharding"]).result])
-            case "sdy.propagation_barrier":
+            case _:
                 replace_op(op, list(op.operands))
     if empty:
         for op in walk(entry.operation):

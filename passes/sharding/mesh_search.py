@@ -90,13 +90,13 @@ class MeshSearch(Generic[P]):
         return [one for one in targets if one.mesh not in self.outcomes]
 
     def begin(self, target: Target) -> None:
-        """Looks at a mesh, and lets it wait if its best choice does not fit and there is a plan already."""
+        """Looks at a mesh, and lets it wait if its best choice does not fit."""
         found = self.look(target, self.most_s)
-        if isinstance(found, Waiting) and self.best is not None:
+        if isinstance(found, Waiting):
             self.outcomes[target.mesh] = None  # its place among the outcomes
             self.waiting.append((target, found))
-            return
-        self.note(target, found.plan(self.most_s, None) if isinstance(found, Waiting) else found)
+        else:
+            self.note(target, found)
 
     def note(self, target: Target, found: P | Unsolved | RhinoError) -> None:
         """Notes what a mesh came to."""

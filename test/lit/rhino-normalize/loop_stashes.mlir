@@ -16,9 +16,7 @@
 // CHECK-NEXT: %[[PART:.*]] = stablehlo.dynamic_slice %[[READ]], %[[PLACE]], %{{.*}}, %{{.*}}, sizes = [1, 2, 3]
 // CHECK-NEXT: %[[ROW:.*]] = stablehlo.reshape %[[PART]] : (tensor<1x2x3xf32>) -> tensor<2x3xf32>
 // CHECK-NEXT: %[[AGAIN:.*]] = stablehlo.multiply %[[ROW]], %[[ROW]]
-// CHECK-NEXT: %[[LIKE:.*]] = stablehlo.reshape %[[AGAIN]] : (tensor<2x3xf32>) -> tensor<1x2x3xf32>
-// CHECK-NEXT: %[[SQUARE:.*]] = stablehlo.reshape %[[LIKE]] : (tensor<1x2x3xf32>) -> tensor<2x3xf32>
-// CHECK: stablehlo.add %[[A]], %[[SQUARE]]
+// CHECK: stablehlo.add %[[A]], %[[AGAIN]]
 // CHECK: return %{{.*}}, %[[ONE]]#4
 
 func.func @main(%x: tensor<2x3xf32>) -> (tensor<2x3xf32>, tensor<4x2x3xf32>) {

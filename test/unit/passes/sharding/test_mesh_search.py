@@ -63,9 +63,15 @@ def test_meshes_that_wait_are_planned_by_their_bounds_until_none_is_below_the_be
     meshes = Meshes({(8,): (5.0, 9.0), (2, 4): (6.0, 7.5), (4, 2): (4.0, 6.5), (2, 2, 2): (7.0, 7.0)})
     found = meshes.search((8,), (2, 4), (4, 2), (2, 2, 2))
     assert found.best.answer.cost == 6.5
-    # The first is planned at once, for a step that others must beat; the last fits as it is.
-    assert meshes.planned == [(8,), (4, 2), (2, 4)]
+    # The last fits as it is.
+    assert meshes.planned == [(4, 2), (8,), (2, 4)]
     assert [str(one.mesh) for one, _ in found.all_outcomes()] == ["x=8", "x=2,y=4", "x=4,y=2", "x=2,y=2,z=2"]
+
+
+def test_the_first_mesh_waits_too():
+    meshes = Meshes({(8,): (5.0, 9.0), (2, 4): (4.0, 4.5)})
+    assert meshes.search((8,), (2, 4)).best.answer.cost == 4.5
+    assert meshes.planned == [(2, 4)]
 
 
 def test_what_is_next_to_the_most_promising_is_looked_at_before_any_is_planned():
