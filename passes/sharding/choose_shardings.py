@@ -226,9 +226,7 @@ class ChooseShardings(PlanningPass):
         come of the search if host memory is large enough.
         """
         found = self.within_host(program, target, clock, ask, first)
-        if not self.offload or isinstance(found, Unsolved):
-            return found
-        if isinstance(found, ShardingChoice) and (not found.is_bound or self.is_proven(found)):
+        if not self.offload or isinstance(found, Unsolved) or self.needs_none_without(found):
             return found
         most_s = found.answer.cost if isinstance(found, ShardingChoice) else ask.cutoff_s
         plain = replace(self, offload=False).within_host(program, target, clock, replace(ask, cutoff_s=most_s))
@@ -237,9 +235,16 @@ class ChooseShardings(PlanningPass):
         bound = found.answer.bound if isinstance(found, ShardingChoice) else plain.answer.bound
         return replace(plain, answer=replace(plain.answer, bound=min(bound, plain.answer.cost)))
 
-    def is_proven(self, found: ShardingChoice) -> bool:
-        """Returns whether no plan is faster by more than what a search may leave open."""
-        return found.answer.gap <= LEVELS[self.level].gap
+    def needs_none_without(self, found: ShardingChoice | RhinoError) -> bool:
+        """Returns whether a search without host memory is in vain after what was found with as much as there is.
+
+        What may lie there may stay on the device, too: what is as good as proven is not beaten, and where nothing fits
+        nothing does without. A plan that has nothing there is one of those without, if not the best.
+        """
+        if isinstance(found, RhinoError):
+            return found.id == "RHI-SOLVE-001" and found.fix != MORE_HOST
+        most = LEVELS[self.level if found.plan.on_host else min(LEVELS)].gap
+        return not found.is_bound or found.answer.gap <= most
 
     def within_host(
         self, program: Program, target: Target, clock: _Clock, ask: _Ask, first: _Found | None = None
