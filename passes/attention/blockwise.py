@@ -82,9 +82,8 @@ class BlockwiseAttention(Pass):
         regions = [one for block in _blocks(entry.operation) for one in regions_of(block)]
         ops = [one.op if isinstance(one, Refused) else one.top for one in regions]
         places = [place_of(op.location, remarks.file) for op in ops]
-        for number, (one, place) in enumerate(zip(regions, places, strict=True)):
-            others = [other for other in regions[number + 1 :] if isinstance(other, Region)]
-            remarks.add(self.name, place, one.reason if isinstance(one, Refused) else _rewritten(one, most, others))
+        for one, place in zip(regions, places, strict=True):
+            remarks.add(self.name, place, one.reason if isinstance(one, Refused) else _rewritten(one, most))
 
 
 def parse_attention(text: str, file: str = "") -> int:
@@ -117,9 +116,10 @@ def _pass_barriers(region: Region) -> None:
     It computes their softmax again, which then is that of the forward pass.
     """
     for value in region.given:
-        for use in list(value.uses):
-            if use.owner.operation.name == BARRIER:
-                _pass(use.owner.operation, value)
+        readers = {use.owner.operation: None for use in value.uses}  # one may read it twice
+        for op in readers:
+            if op.name == BARRIER:
+                _pass(op, value)
 
 
 def _pass(barrier: ir.Operation, value: Value) -> None:
@@ -146,8 +146,13 @@ def _unstack(entry: func.FuncOp) -> None:
         repeated = bool(ops) and shrink_stashes(entry, ops)
 
 
-def _rewritten(region: Region, most: int, others: Sequence[Region]) -> str:
-    """Rewrites attention, if it can be divided; returns what was done. `others` are rewritten later."""
+def _rewritten(found: Region, most: int) -> str:
+    """Rewrites attention, if it can be divided; returns what was done."""
+    region = Region(found.block, found.top)
+    try:
+        region.read()  # again: what was rewritten before has put other values in the place of what is read here
+    except Refused as refused:
+        return region.stays(refused)
     sizes = f"{region.num_queries} queries and {region.num_keys} keys"
     count = -(-region.num_keys // most)
     if count < 2:
@@ -155,11 +160,11 @@ def _rewritten(region: Region, most: int, others: Sequence[Region]) -> str:
     if count > region.num_queries:
         return f"attention of {sizes} stays as it is: fewer queries than blocks of at most {most} keys"
     if simplify_row_sums(region):
-        _erase(region, others)
+        _erase(region)
         region = Region(region.block, region.top)
         region.read()
     num_loops = _Writer(Loops(region).read(), Blocks(count)).write()
-    _erase(region, others)
+    _erase(region)
     loops = "one loop" if num_loops == 1 else f"{num_loops} loops"
     return f"attention of {sizes} is computed in {count} blocks, by {loops}"
 
@@ -239,10 +244,8 @@ def _ancestor(op: ir.Operation, block: ir.Block) -> ir.Operation:
     return op
 
 
-def _erase(region: Region, others: Sequence[Region]) -> None:
-    """Erases what nobody reads any more of a region; others may have it too, as a mask."""
+def _erase(region: Region) -> None:
+    """Erases what nobody reads any more of a region."""
     for op in reversed(in_order(one for one in region.dims if one.block == region.block)):
         if not any(list(result.uses) for result in op.results):
-            for other in others:
-                other.forget(op)
             op.erase()

@@ -99,9 +99,13 @@ class KeyLoop:
     def _before(self, op: ir.Operation) -> list[ir.Operation]:
         """Returns the ops inside that an op reads; what subtracts the largest numbers reads those of this trip."""
         found = [] if self.trip.is_one(op) else [maker_of(value) for value in op.operands if value in self.region.at]
-        if self.is_first and self.loops.largest in list(op.operands):
+        if any(map(self._is_largest, op.operands)):
             found.append(self.region.top)
         return [made for made in found if made is not None]
+
+    def _is_largest(self, value: Value) -> bool:
+        """Says whether a value is the largest numbers of the rows, which this loop keeps itself."""
+        return self.is_first and self.loops.largest is not None and value == self.loops.largest
 
     def outside(self) -> list[tuple[Value, At]]:
         """Returns what the loop reads that is computed before it, with the dims of its queries and keys."""
@@ -114,7 +118,7 @@ class KeyLoop:
                 found.update(((value, NO_DIMS), None) for value in captured_by(op))
                 continue
             for value, at in zip(op.operands, self._operand_dims(op), strict=True):
-                if not self.trip.is_one(op) and not (self.is_first and value == self.loops.largest):
+                if not self.trip.is_one(op) and not self._is_largest(value):
                     found[value, at] = None
         if self.is_first:
             own = {result for op in self.loops.row_ops for result in op.results}

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from rhino.ir.graph.graph import REDUCE, WHILE
 from rhino.ir.mlir.bindings import ir, stablehlo
-from rhino.ir.mlir.reader import end_of, maker_of, walk
+from rhino.ir.mlir.reader import end_of, maker_of
 from rhino.ir.program.identity import is_uniform
 from rhino.ir.program.local_rules import shape_of
 from rhino.ir.program.numerics import FUSIBLE, SOURCES, reduction_of
@@ -152,15 +152,9 @@ class Region:
             self.dims[end.operation] = self.ends[end.operation] = OpDims((at,), (at,))
         self.given = {}
 
-    def forget(self, op: ir.Operation) -> None:
-        """Drops an op that nobody reads any more, with what is in it."""
-        for one in walk(op):
-            self.ops.pop(one, None)
-            self.dims.pop(one, None)
-            self.ends.pop(one, None)
-        for value in op.results:
-            for known in (self.at, self.stored, self.given):
-                known.pop(value, None)
+    def stays(self, refused: Refused) -> str:
+        """Returns that the softmax is not rewritten, and why, in words."""
+        return f"a softmax of {self.num_queries} x {self.num_keys} numbers stays as it is: {refused.reason}"
 
     def concatenations(self) -> dict[ir.Operation, None]:
         """Returns the ops that concatenate a value that is given, along its keys, with other columns."""
@@ -272,8 +266,7 @@ def regions_of(block: ir.Block) -> Iterator[Region | Refused]:
             region.read()
         except Refused as refused:
             if region.is_softmax:
-                sizes = f"{region.num_queries} x {region.num_keys}"
-                yield Refused(refused.op, f"a softmax of {sizes} numbers stays as it is: {refused.reason}")
+                yield Refused(refused.op, region.stays(refused))
             continue
         taken |= region.ends.keys()
         if region.is_softmax and any(end.name == DOT for end in region.ends):
@@ -283,15 +276,20 @@ def regions_of(block: ir.Block) -> Iterator[Region | Refused]:
 def ops_of_softmaxes(block: ir.Block) -> set[ir.Operation]:
     """Returns the ops that softmaxes over products in a block consist of, whoever reads them, and what is as small.
 
-    That is as small as their rows, and reduced, computed element by element, as the logarithm of a sum, or in a loop,
-    as the key of random bits. What concatenates their keys with other columns, as sinks, is one of them.
+    That is as small as their rows, or as what stands beside their keys, as sinks do, and reduced, computed element by
+    element, as the logarithm of a sum, or in a loop, as the key of random bits. What concatenates their keys with other
+    columns is one of them.
     """
-    found, num_rows = set[ir.Operation](), 0
+    found, most = set[ir.Operation](), 0
     for region in softmaxes_of(block):
-        found |= region.dims.keys() | region.concatenations().keys()
-        num_rows = max(num_rows, prod(shape_of(region.top.results[0])))
+        joined = region.concatenations()
+        found |= region.dims.keys() | joined.keys()
+        beside = [
+            shape_of(one)[concatenated_dim(op)] for op in joined for one in op.operands if one not in region.given
+        ]
+        most = max(most, prod(shape_of(region.top.results[0])) * max(beside, default=1))
     ops = [view.operation for view in block.operations]
-    return found | {op for op in ops if _is_small(op, num_rows)}
+    return found | {op for op in ops if _is_small(op, most)}
 
 
 def _is_small(op: ir.Operation, most: int) -> bool:

@@ -39,8 +39,8 @@ _ELEMENTWISE: Final = FUSIBLE - SHIFTING - SOURCES - {BROADCAST, RESHAPE, "stabl
 def split_columns(block: ir.Block) -> None:
     """Computes part by part what rows are concatenated of whose largest numbers are taken."""
     concatenates = [view.operation for view in block.operations if view.operation.name == CONCATENATE]
-    for op in concatenates:  # found before: what splits one erases ops
-        if any(_is_maximum_along(use.owner.operation, concatenated_dim(op)) for use in _uses(op)):
+    for op in reversed(concatenates):  # found before, as what splits one erases ops behind it
+        if _has_maximum(op):
             _Columns(op).split()
 
 
@@ -48,6 +48,20 @@ def split_concatenated(block: ir.Block) -> None:
     """Computes part by part what is computed of softmaxes that are concatenated with other columns."""
     for op in {op: None for region in softmaxes_of(block) for op in region.concatenations()}:
         _Columns(op).split()
+
+
+def _has_maximum(joined: ir.Operation) -> bool:
+    """Says whether the largest number of each row is taken of what is computed of joined columns element by element."""
+    waiting, seen = [joined], set[ir.Operation]()
+    while waiting:
+        for use in _uses(waiting.pop()):
+            op = use.owner.operation
+            if _is_maximum_along(op, concatenated_dim(joined)):
+                return True
+            if op.block == joined.block and len(op.results) == 1 and op not in seen and _is_elementwise(op):
+                seen.add(op)
+                waiting.append(op)
+    return False
 
 
 def _is_maximum_along(op: ir.Operation, dim: int) -> bool:
@@ -120,15 +134,19 @@ class _Columns:
 
     def _columns(self, value: Value) -> list[Value]:
         """Returns the parts of what an op reads; a scalar is the same for each."""
-        if not shape_of(value):
-            return [value] * len(self.sizes)
-        if value not in self.parts:
-            made = maker_of(value)
-            if made is not None and _is_elementwise(made):
-                self.parts[value] = self._parted(made)
+        waiting = [value]
+        while waiting:  # many ops may compute it: no recursion
+            one = waiting[-1]
+            made = maker_of(one)
+            if one in self.parts or not shape_of(one):
+                waiting.pop()
+            elif made is None or not _is_elementwise(made):
+                self.parts[one] = [self._cut(one, number) for number in range(len(self.sizes))]
+            elif missing := [read for read in made.operands if shape_of(read) and read not in self.parts]:
+                waiting += missing
             else:
-                self.parts[value] = [self._cut(value, number) for number in range(len(self.sizes))]
-        return self.parts[value]
+                self.parts[one] = self._parted(made)
+        return self.parts[value] if shape_of(value) else [value] * len(self.sizes)
 
     def _cut(self, value: Value, number: int) -> Value:
         """Returns a part of what was computed of all columns at once."""

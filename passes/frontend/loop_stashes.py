@@ -113,7 +113,7 @@ def _carry(
     """Lets the readers of stacks carry what they are to compute the elements of, and do not carry yet."""
     missing: dict[ir.Operation, dict[Value, None]] = {}
     for stack in dropped:
-        for value in _read(stack, _leaves(stack, kept, given), repeated):
+        for value in _read(stack, _leaves(stack, kept, given), repeated) or [stack.element]:
             for reader in stack.readers if value in given else ():
                 if carried_as(reader.loop, given[value].start) is None:
                     missing.setdefault(reader.loop, {})[given[value].start] = None

@@ -178,6 +178,83 @@ def test_products_in_another_form_take_one_loop_each_way(form):
     assert_gives_what_it_gave(text, module)
 
 
+def beside_sinks(scores, count=1, scale=1.0):
+    """Weights beside sinks, which are converted and scaled behind what joins them."""
+    sinks = jnp.full((*scores.shape[:-1], count), 0.5, scores.dtype)
+    joined = jnp.concatenate([scores, sinks], -1).astype(jnp.float32)
+    return jax.nn.softmax(scale * joined)[..., : scores.shape[-1]]
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_several_sinks_of_scanned_layers_and_what_is_computed_behind_them(dtype):
+    def layer(x, w):
+        scores = (x @ w).astype(dtype) @ x.T.astype(dtype)
+        return x + jnp.tanh(beside_sinks(scores, 2, 0.7) @ x), None
+
+    text = gradient(lambda w, x: jax.lax.scan(layer, x, w)[0], (2, 3, 3), (8, 3))
+    module, remarks = blockwise(text.encode(), 4)
+    assert [one for one in remarks if "is computed in 2 blocks" in one] == remarks
+    assert_gives_what_it_gave(text, module)
+
+
+def test_what_one_attention_gives_may_be_the_values_of_the_next():
+    """Agent attention: of a few agents, whose queries attend to all keys, and to whom all queries attend."""
+
+    def mixed(x, w):
+        agents = x.reshape(4, 2, 3).mean(1)
+        values = jax.nn.softmax(agents @ w @ x.T) @ x
+        return beside_sinks(x @ agents.T) @ values
+
+    text = gradient(mixed, (8, 3), (3, 3))
+    module, remarks = blockwise(text.encode(), 2)
+    assert "by 2 loops" in remarks[-1]
+    assert all("is computed in" in one for one in remarks)
+    assert_gives_what_it_gave(text, module)
+
+
+def test_a_barrier_may_store_the_same_scores_twice():
+    @partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_saveable)
+    def layer(x, w):
+        one, other = (x @ w) @ x.T, (x @ w) @ x.T
+        return x + jnp.tanh((jax.nn.softmax(one) - 0.4 * jax.nn.softmax(1.3 * other)) @ x)
+
+    text = gradient(lambda w, x: layer(layer(x, w), w), (3, 3), (8, 3))
+    module, remarks = blockwise(text.encode(), 4)
+    assert [one for one in remarks if "is computed in 2 blocks" in one] == remarks
+    assert_gives_what_it_gave(text, module)
+
+
+@pytest.mark.parametrize("shifted", [lambda s: s.max(-1, keepdims=True) ** 2, lambda s: s.min(-1, keepdims=True)])
+def test_what_is_subtracted_may_be_another_number_of_the_row(shifted):
+    def mixed(x, w):
+        scores = 0.1 * (x @ w @ x.T)
+        powers = jnp.exp(scores - jax.lax.stop_gradient(shifted(scores)))
+        return powers / (powers.sum(-1, keepdims=True) + scores.max(-1, keepdims=True) ** 2) @ x
+
+    text = gradient(mixed, (8, 3), (3, 3))
+    module, _ = blockwise(text.encode(), 2)
+    assert_gives_what_it_gave(text, module)
+
+
+def test_long_chains_behind_joined_columns_are_split():
+    def mixed(x, w):
+        scores = jnp.concatenate([x @ w @ x.T, jnp.ones((8, 1))], -1)
+        for number in range(1200):
+            scores = scores + 1e-3 if number % 2 else scores * 0.999
+        return jax.nn.softmax(scores)[:, :-1] @ x
+
+    text = jax.jit(mixed).lower(*[jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((8, 3), (3, 3))]).as_text()
+    module, remarks = blockwise(text.encode(), 2)
+    assert "is computed in 4 blocks" in "".join(remarks)
+    assert_gives_what_it_gave(text, module)
+
+
+def gradient(result, *shapes):
+    """The gradients of a sum of squares, by the first two arguments, as text."""
+    kinds = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    return jax.jit(jax.grad(lambda *given: (result(*given) ** 2).sum(), (0, 1))).lower(*kinds).as_text()
+
+
 @pytest.mark.parametrize("is_asked_first", [True, False])
 def test_rows_without_keys_are_zero_where_a_softmax_says_so_as_that_of_torch(is_asked_first):
     def weighted(q, k, v):
