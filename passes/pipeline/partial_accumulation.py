@@ -227,8 +227,13 @@ class _Rewriter:
 
 def _erase_unread(op: ir.Operation | None) -> None:
     """Erases sums that nothing reads any more."""
-    if op is not None and op.name == _ADD and not any(_num_uses(result) for result in op.results):
-        makers = [maker_of(operand) for operand in op.operands]
+    if op is not None and _is_unread_sum(op):
+        makers = dict.fromkeys(made for operand in op.operands if (made := maker_of(operand)) is not None)
         op.erase()
-        for made in makers:
+        # A sum that another of them reads is erased with that one.
+        for made in [made for made in makers if _is_unread_sum(made)]:
             _erase_unread(made)
+
+
+def _is_unread_sum(op: ir.Operation) -> bool:
+    return op.name == _ADD and not any(_num_uses(result) for result in op.results)
